@@ -40,7 +40,7 @@ from memsearcher_jax.ranges import JoinSeconds
 from memsearcher_jax.report.evaluation import show_results, summarize_evaluation
 from memsearcher_jax.report.page.html import write_page
 from memsearcher_jax.runtime import hub, preemption
-from memsearcher_jax.runtime.inputs import keep_inputs, with_own_inputs
+from memsearcher_jax.runtime.inputs import check_inputs, keep_inputs, read_inputs, with_own_inputs
 from memsearcher_jax.runtime.run_dir import open_run_folder, read_run_config
 from memsearcher_jax.types import TrajectorySummary
 
@@ -138,6 +138,9 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
                 f"{out} evaluates step {stored.get('step')} of {stored.get('checkpoint')}, whose newest checkpoint is "
                 f"now step {weights['step']}: start another evaluation"
             )
+        if resume:
+            for line in check_inputs(read_inputs(out), out, config, weights["step"], weights=True):
+                print(f"{out}: {line}", file=sys.stderr)
         settings = with_own_inputs(out, config) if resume else config
         index = preconditions.reusable_index(config)
         begin("opening the model's files, the questions and the index")

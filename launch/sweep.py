@@ -57,10 +57,11 @@ def main(argv: Sequence[str]) -> None:
         if not all(config.data.is_synthetic or config.data.test for config in configs.values()):
             raise ValueError("every value is evaluated: set data.test to files of questions")
         folders = {value: flags.out / f"{name}={value}".replace("/", "_") for value in values}
-        done_before = {value for value, config in configs.items() if is_done(folders[value], config, flags.evaluate)}
+        # An evaluation finds out whether the weights are still those that it has: its program always runs.
+        trained = {one for one, config in configs.items() if not flags.evaluate and is_done(folders[one], config)}
     rows = []
     for value, config in configs.items():
-        folder, own, done = folders[value], [*words, f"--{name}", value], value in done_before
+        folder, own, done = folders[value], [*words, f"--{name}", value], value in trained
         print(f"{name}={value}: {folder}", file=sys.stderr, flush=True)
         if not flags.evaluate:
             if not done:
@@ -77,12 +78,12 @@ def main(argv: Sequence[str]) -> None:
     print(f"{flags.out}: {len(rows)} evaluations; plotted in {flags.out / 'sweep.png'}")
 
 
-def is_done(folder: Path, config: RunConfig, evaluates: bool) -> bool:
-    """Whether a run has ended there. Raises ValueError for a run of other settings, which would pass for one of these;
-    a longer one goes on."""
+def is_done(folder: Path, config: RunConfig) -> bool:
+    """Whether a training run has ended there. Raises ValueError for a run of other settings, which would pass for one
+    of these; a longer one goes on."""
     changed = differences(read_run_config(folder), config) if is_run(folder) else []
     for setting, then, now in changed:
-        if not evaluates and setting not in ("rl.steps", "rl.epochs"):
+        if setting not in ("rl.steps", "rl.epochs"):
             raise ValueError(f"{setting} is {then!r} in {folder} and {now!r} here: choose another --out")
     return is_run(folder) and has_ended(folder) and not changed
 

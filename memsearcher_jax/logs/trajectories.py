@@ -50,7 +50,7 @@ from memsearcher_jax.types import (
 
 STEP_FILES, HOST_FILES = (f"{kind}.jsonl.gz" for kind in ("step_" + "[0-9]" * 6, "host_" + "[0-9]" * 4))
 """Patterns of the files of a training run and of an evaluation: a copy beside them has another name."""
-JSON_NAMES = {int: "whole number", str: "text", list: "list", dict: "object"}
+JSON_NAMES = {int: "whole number", bool: "flag", str: "text", list: "list", dict: "object"}
 
 
 def step_path(directory: str | Path, step: int) -> Path:
@@ -70,14 +70,14 @@ def compress_trajectories(scored: Iterable[ScoredTrajectory]) -> bytes:
     return content.getvalue()
 
 
-def read_trajectories(path: str | Path) -> Iterator[ScoredTrajectory]:
-    """The trajectories of one file, one at a time.
+def read_trajectories(path: str | Path, *, log: bool = False) -> Iterator[ScoredTrajectory]:
+    """The trajectories of one file, one at a time; of a log the complete ones, as `log_lines`.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged, or a line is not a trajectory; the message names the line.
     """
-    for where, line in numbered_lines(Path(path)):
+    for where, line in log_lines(Path(path)) if log else numbered_lines(Path(path)):
         yield decode_trajectory(where, line)
 
 
@@ -90,15 +90,6 @@ def append_trajectory(log: BinaryIO, scored: ScoredTrajectory) -> None:
     log.write(compress_trajectories([scored]))
     log.flush()
     os.fsync(log.fileno())
-
-
-def read_log(path: Path) -> Iterator[ScoredTrajectory]:
-    """The complete trajectories of a log, which may still be written to.
-
-    Raises ValueError if the file is damaged.
-    """
-    for where, line in log_lines(path):
-        yield decode_trajectory(where, line)
 
 
 def log_lines(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -115,7 +106,7 @@ def log_lines(path: Path) -> Iterator[tuple[str, bytes]]:
 
 def clean_log(path: Path, keep: Callable[[ScoredTrajectory], bool]) -> None:
     """Remove an incomplete end, and the trajectories that are not to be kept. Raises ValueError if it is damaged."""
-    logged = list(read_log(path))
+    logged = list(read_trajectories(path, log=True))
     kept = list(filter(keep, logged))
     try:
         complete = len(kept) == sum(1 for _ in numbered_lines(path))
@@ -185,10 +176,12 @@ def _decoder(kind: Any) -> Callable[[Any], Any]:
         return lambda value: {name: decode(inner, one) for name, one in _checked(dict, value).items()}
     if kind in (int, str):
         return partial(_checked, kind)
-    return {bool: _decode_flag, float: decode_float, Any: lambda value: value}.get(kind, kind)  # else an enumeration
+    if kind is bool:
+        return lambda value: bool(value if value in (0, 1) else _checked(bool, value))
+    return {float: decode_float, Any: lambda value: value}.get(kind, kind)  # else an enumeration
 
 
-def _decode_fields(kind: type, hints: dict[str, Any], value: Any) -> Any:
+def _decode_fields(kind: Any, hints: dict[str, Any], value: Any) -> Any:
     decoded = {}
     for name, one in _checked(dict, value).items():
         if name not in hints:
@@ -204,12 +197,6 @@ def _checked(kind: type, value: Any) -> Any:
     if type(value) is not kind:
         raise ValueError(f"{value!r:.100} is no {JSON_NAMES[kind]}")
     return value
-
-
-def _decode_flag(value: Any) -> bool:
-    if isinstance(value, int) and value in (0, 1):
-        return bool(value)
-    raise ValueError(f"{value!r:.100} is neither 0 nor 1")
 
 
 def encode_context(context: Context) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 The streams of Mem-alpha have the same results: a source of streams is a benchmark, and the score of a stream is the
 mean over its questions. Means have intervals over questions, or streams (report/statistics.py). An average over
 benchmarks is a macro average: each benchmark has the same weight, whatever its number of questions. Its interval
-resamples the questions of each benchmark, for a fixed choice of benchmarks.
+follows from those of the benchmarks, for a fixed choice of benchmarks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.text import Text
 
@@ -24,11 +23,11 @@ from memsearcher_jax.report.labels import format_metric, label, percent
 from memsearcher_jax.report.memory_quality import metric_columns
 from memsearcher_jax.report.statistics import (
     CONFIDENCE_LEVEL,
+    Interval,
+    combined_interval,
     mean,
     mean_interval,
     named_rng,
-    percentile_interval,
-    resampled_means,
 )
 from memsearcher_jax.types import StopReason, TrajectorySummary
 
@@ -41,8 +40,7 @@ MEMORY = ("stream_tokens", "memory_tokens/core", "memory_tokens/semantic", "memo
 """Of the memory that a stream became; compression is 1 - memory / stream, over all streams."""
 CALLS = ("calls", "calls_ok_share", "calls_skipped_share", "calls_failed_share")
 SHOWN = (*SCORES, "reward", "answered", *EFFORT, *MEMORY, *CALLS)
-JUDGE_COLUMNS = ("agreement_with_exact_match", "calibration_error", "calibration_error_as_published")
-"""What a judge of short answers says besides the accuracy."""
+JUDGED = ("accuracy", "agreement_with_exact_match", "calibration_error", "calibration_error_as_published")
 MIN_STOP_FRACTION = 0.005  # rarer stop reasons are not printed
 
 
@@ -122,22 +120,17 @@ def summarize_evaluation(
         for chunks in sorted(set(lengths)) if len(set(lengths)) > 1 else ():
             same = [summary for summary, length in zip(group, lengths, strict=True) if length == chunks]
             by_length[f"{name}, {chunks} chunks"] = same
-    seen = [name for name in groups if name in in_distribution]
-    unseen = [name for name in groups if name not in in_distribution]
-    means = {"macro": _macro_average(groups, seed)}
-    if seen and unseen:
-        first, second = (_macro_average({name: groups[name] for name in names}, seed) for names in (seen, unseen))
-        gap = {score: first[score] - second[score] for score in first if score in second}
-        means |= {"in_distribution": first, "out_of_distribution": second, "gap": gap}
-    averages = {
-        name: {score: asdict(percentile_interval(mean_W)) for score, mean_W in scores.items()}
-        for name, scores in means.items()
-    }
     benchmarks = {name: _benchmark_json(name, group, seed, lost[name]) for name, group in groups.items()}
-    if len(groups) == 1:
-        averages["macro"] = next(iter(benchmarks.values()))["scores"]
+    averages = {"macro": _average(benchmarks.values())}
+    seen = [one for name, one in benchmarks.items() if name in in_distribution]
+    unseen = [one for name, one in benchmarks.items() if name not in in_distribution]
+    if seen and unseen:
+        first, second = _average(seen), _average(unseen)
+        gap = {score: combined_interval((first[score], second[score]), (1, -1)) for score in first if score in second}
+        averages |= {"in_distribution": first, "out_of_distribution": second, "gap": gap}
+    averages_json = {name: {score: asdict(one) for score, one in scores.items()} for name, scores in averages.items()}
     by_length_json = {name: _benchmark_json(name, group, seed) for name, group in by_length.items()}
-    return {"benchmarks": benchmarks, "by_length": by_length_json, "averages": averages}
+    return {"benchmarks": benchmarks, "by_length": by_length_json, "averages": averages_json}
 
 
 Cell = str | tuple[str, str, str]
@@ -174,9 +167,8 @@ def result_tables(results: Mapping[str, Any]) -> list[ResultTable]:
         means = means_table(title, columns, groups)
         tables += [means] if len(means.columns) > 1 else []
     if judged := results.get("judge"):
-        names = ("accuracy", *JUDGE_COLUMNS)
-        rows = [_row(name, f"{one['questions'] - one['unjudged']:,}", one, names) for name, one in judged.items()]
-        tables.append(ResultTable("Answers, judged", ("benchmark", "judged", *map(label, names)), rows, "percent"))
+        rows = [_row(name, f"{one['questions'] - one['unjudged']:,}", one, JUDGED) for name, one in judged.items()]
+        tables.append(ResultTable("Answers, judged", ("benchmark", "judged", *map(label, JUDGED)), rows, "percent"))
     return tables
 
 
@@ -218,13 +210,10 @@ def show_table(table: ResultTable, console: Console) -> None:
     first, *others = table.columns
     shown = make_table(safe_text(first).plain, *(name.replace(" ", "\n", 1) for name in others))
     for name, *cells in table.rows:
-        shown.add_row(safe_text(str(name)), *(cell if isinstance(cell, str) else _score(*cell) for cell in cells))
+        texts = [of if isinstance(of, str) else Text.assemble(of[0], (f"\n{of[1]}–{of[2]}", "dim")) for of in cells]
+        shown.add_row(safe_text(str(name)), *texts)
     console.print(shown)
     console.print(Text(f"{table.note}\n" if table.note else "", style="dim"))
-
-
-def _score(mean: str, low: str, high: str) -> Text:
-    return Text(mean).append(f"\n{low}–{high}", style="dim")
 
 
 def _row(name: str, count: str, scores: Mapping[str, Any], columns: Iterable[str]) -> list[Cell]:
@@ -249,43 +238,29 @@ def _remarks(result: Mapping[str, Any]) -> list[str]:
 
 
 def _benchmark_json(name: str, group: Sequence[TrajectorySummary], seed: int, lost: int = 0) -> dict[str, Any]:
+    """`types`: the accuracy of each type of question, which a stream's data set names in `accuracy/SOURCE/TYPE`."""
     stops = Counter(summary.stop.value for summary in group)
+    columns = metric_columns(map(numbers_of, group))
+    types = sorted(one for one in columns if one.startswith("accuracy/") and one.count("/") == 2)
+
+    def interval(score: str) -> dict[str, float]:
+        return asdict(mean_interval(columns[score], named_rng(seed, name)))
+
     return {
         **summarize(group),
         "questions": len(group),
-        "scores": {
-            score: asdict(mean_interval(values, named_rng(seed, name))) for score, values in _scores(group).items()
-        },
-        "types": _by_type(group, seed),
+        "scores": {score: interval(score) for score in SCORES if score in columns},
+        "types": {one.rpartition("/")[2]: {"streams": len(columns[one]), **interval(one)} for one in types},
         "stops": {stop: count / len(group) for stop, count in stops.most_common()},
         "unscored": sum(math.isnan(summary.reward) for summary in group),
         "lost": lost,
     }
 
 
-def _by_type(group: Sequence[TrajectorySummary], seed: int) -> dict[str, dict[str, float]]:
-    """The accuracy of each type of question, which a stream's data set names in `accuracy/SOURCE/TYPE`."""
-    columns = metric_columns(numbers_of(summary) for summary in group)
-    names = sorted(name for name in columns if name.startswith("accuracy/") and name.count("/") == 2)
-    return {
-        name.rpartition("/")[2]: {
-            "streams": len(columns[name]),
-            **asdict(mean_interval(columns[name], named_rng(seed, name))),
-        }
-        for name in names
-    }
-
-
-def _macro_average(groups: Mapping[str, Sequence[TrajectorySummary]], seed: int) -> dict[str, np.ndarray]:
-    """Of each score the mean over the groups that have it, as `resampled_means`."""
-    samples: dict[str, list[np.ndarray]] = {}
-    for name, group in groups.items():
-        for score, values in _scores(group).items():
-            samples.setdefault(score, []).append(resampled_means(values, named_rng(seed, name)))
-    return {score: np.mean(means, axis=0) for score, means in samples.items()}
-
-
-def _scores(summaries: Sequence[TrajectorySummary]) -> dict[str, list[float]]:
-    """The values of each score of `SCORES` that any trajectory has."""
-    columns = metric_columns(numbers_of(summary) for summary in summaries)
-    return {name: columns[name] for name in SCORES if name in columns}
+def _average(benchmarks: Collection[Mapping[str, Any]]) -> dict[str, Interval]:
+    """Of each score the mean over the benchmarks that have it."""
+    scores: dict[str, list[Interval]] = {}
+    for one in benchmarks:
+        for score, interval in one["scores"].items():
+            scores.setdefault(score, []).append(Interval(**interval))
+    return {score: combined_interval(group, [1 / len(group)] * len(group)) for score, group in scores.items()}

@@ -2,7 +2,7 @@
 
 Intervals are Wilson's where every value is 0 or 1, otherwise percentile bootstraps; paired differences are tested by
 the sign test, which for scores of 0 and 1 is McNemar's exact test. All estimate the variation over samples of
-questions, not over training runs. Suffixes of arrays: N values, W resamples.
+questions, not over training runs. The suffix N of arrays: values.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -66,30 +67,32 @@ def mean_interval(values: ArrayLike, rng: np.random.Generator) -> Interval:
     value_N = _checked(values)
     if np.isin(value_N, (0, 1)).all():
         return Interval(float(value_N.mean()), *wilson_interval(int(value_N.sum()), len(value_N)))
-    return percentile_interval(resampled_means(value_N, rng))
+    return bootstrap_interval(value_N, rng)
 
 
-def resampled_means(values: ArrayLike, rng: np.random.Generator) -> np.ndarray:
-    """The mean, followed by the means of resamples with replacement: float64 [1 + N_RESAMPLES].
-
-    Those of several sets, each resampled on its own, may be added and subtracted elementwise: the result is the
-    bootstrap of their macro average, or of a difference, for a fixed choice of sets.
-    """
+def bootstrap_interval(values: ArrayLike, rng: np.random.Generator) -> Interval:
+    """The mean with a percentile bootstrap, which of equal values is a point. Raises ValueError as `mean_interval`."""
     from scipy import stats
 
     value_N = _checked(values)
-    if np.ptp(value_N) == 0:
-        return np.full(1 + N_RESAMPLES, value_N[0])
-    batch = max(1, BATCH // len(value_N))
-    found = stats.bootstrap((value_N,), np.mean, n_resamples=N_RESAMPLES, batch=batch, method="percentile", rng=rng)
+    lowest, highest = value_N.min(), value_N.max()
+    if lowest == highest:
+        return Interval(*[float(lowest)] * 3)
+    options: Any = {"n_resamples": N_RESAMPLES, "batch": max(1, BATCH // len(value_N)), "method": "percentile"}
+    found = stats.bootstrap((value_N,), np.mean, confidence_level=CONFIDENCE_LEVEL, rng=rng, **options)
     # Rounding could otherwise move a mean outside the range of the values.
-    return np.clip([value_N.mean(), *found.bootstrap_distribution], value_N.min(), value_N.max())
+    return Interval(*np.clip([value_N.mean(), *found.confidence_interval], lowest, highest).tolist())
 
 
-def percentile_interval(mean_W: np.ndarray) -> Interval:
-    """The first of `resampled_means` with the central `CONFIDENCE_LEVEL` of the others."""
-    low, high = np.quantile(mean_W[1:], [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
-    return Interval(float(mean_W[0]), float(low), float(high))
+def combined_interval(intervals: Sequence[Interval], weights: Sequence[float]) -> Interval:
+    """The weighted sum of independent means, with the interval that theirs imply.
+
+    MOVER, equation 8 of Zou and Donner (2008), "Construction of confidence limits about effect measures".
+    """
+    pairs = list(zip(weights, intervals, strict=True))
+    total = math.fsum(weight * one.mean for weight, one in pairs)
+    ends = [(weight * (one.low - one.mean), weight * (one.high - one.mean)) for weight, one in pairs]
+    return Interval(total, total - math.hypot(*map(min, ends)), total + math.hypot(*map(max, ends)))
 
 
 def paired_comparison(pairs: Sequence[tuple[float, float]], rng: np.random.Generator) -> PairedComparison:
@@ -103,7 +106,7 @@ def paired_comparison(pairs: Sequence[tuple[float, float]], rng: np.random.Gener
         count=len(difference_N),
         first=float(first_N.mean()),
         second=float(second_N.mean()),
-        difference=percentile_interval(resampled_means(difference_N, rng)),
+        difference=bootstrap_interval(difference_N, rng),
         p_value=float(stats.binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0,
         wins=wins,
         losses=losses,

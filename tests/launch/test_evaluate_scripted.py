@@ -9,7 +9,7 @@ import pytest
 from examples.warmstart.search import NO_ERRORS, Errors, SearchDemonstrator
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
 from memsearcher_jax.launch import evaluate
-from memsearcher_jax.logs.trajectories import compress_trajectories, read_log, read_trajectories
+from memsearcher_jax.logs.trajectories import compress_trajectories, read_trajectories
 from memsearcher_jax.rl import setup
 from memsearcher_jax.rl.setup import open_search
 from memsearcher_jax.types import StopReason
@@ -107,11 +107,12 @@ def test_answers_are_judged_by_a_service_that_was_down_at_first(scripted, uninte
     assert "12 answers were not judged, the number is left out; --resume asks again" in " ".join(output.out.split())
     assert "the judge does not answer: " in output.err
     up = True
-    result, _ = scripted(AgentFactory(), "--resume")
+    moved, asked_there = serving(behave)
+    result, _ = scripted(AgentFactory(), "--resume", "--judge.url", moved)
     judged = result["judge"]["encyclopedia"]
     assert judged["accuracy"]["mean"] == result["metrics"]["exact_match"] == uninterrupted[0]["metrics"]["exact_match"]
     assert (judged["agreement_with_exact_match"], judged["unjudged"], judged["calibration_error"]) == (1.0, 0, None)
-    assert {path for path, _, _ in requests} == {"/v1/chat/completions"}
+    assert {path for path, _, _ in requests + asked_there} == {"/v1/chat/completions"}
     assert "agrees" in capsys.readouterr().out
 
 
@@ -120,7 +121,8 @@ def test_an_evaluation_resumes_with_another_number_of_hosts(scripted, uninterrup
     result, folder = uninterrupted
     stopped = shutil.copytree(folder, tmp_path / "out")
     first = stopped / "trajectories" / "host_0000.jsonl.gz"
-    logged = list(read_log(first))
+    logged = list(read_trajectories(first, log=True))
+    shutil.copy(first, first.with_name("host_0000 copy.jsonl.gz"))  # is not read
     first.write_bytes(compress_trajectories(logged[:4]))
     other = b"".join(compress_trajectories([scored]) for scored in logged[8:])
     first.with_name("host_0002.jsonl.gz").write_bytes(other[:-50])
@@ -130,13 +132,16 @@ def test_an_evaluation_resumes_with_another_number_of_hosts(scripted, uninterrup
     assert read_all(stopped) == read_all(folder)
 
 
-def test_unexpected_trajectory_files_are_errors(uninterrupted, tmp_path, refused):
+def test_unexpected_trajectories_and_weights_are_errors(uninterrupted, tmp_path, refused):
     folder = shutil.copytree(uninterrupted[1], tmp_path / "out")
     log = folder / "trajectories" / "host_0000.jsonl.gz"
     before = log.read_bytes()
     log.write_bytes(before * 2)
     error = refused(evaluate.main, ["--resume", "--out", folder])
     assert "was answered before: start another evaluation" in error
+    inputs = folder / "inputs.json"
+    inputs.write_text(inputs.read_text().replace('"model.path": "', '"model.path": "0'))
+    assert "model.path has changed since the run in" in refused(evaluate.main, ["--resume", "--out", folder])
 
 
 class FailingIndex:

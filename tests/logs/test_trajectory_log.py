@@ -1,4 +1,4 @@
-"""Logs of trajectories: readable after a kill at any byte, by `read_log` and, once it is clean, by all."""
+"""Logs of trajectories: readable after a kill at any byte, as a log and, once it is clean, as any file."""
 
 import os
 import signal
@@ -10,13 +10,7 @@ from dataclasses import replace
 import pytest
 
 from memsearcher_jax.logs.atomic_write import atomic_write
-from memsearcher_jax.logs.trajectories import (
-    append_trajectory,
-    clean_log,
-    compress_trajectories,
-    read_log,
-    read_trajectories,
-)
+from memsearcher_jax.logs.trajectories import append_trajectory, clean_log, compress_trajectories, read_trajectories
 from memsearcher_jax.types import Turn
 from tests import samples
 
@@ -48,7 +42,7 @@ def test_a_file_cut_at_any_byte_keeps_its_complete_trajectories_and_accepts_more
     both = log.read_bytes()
     for size in {*range(len(both) + 1)} - {1, first + 1}:
         log.write_bytes(both[:size])
-        found = list(read_log(log))
+        found = list(read_trajectories(log, log=True))
         assert found == [scored(number) for number in range(len(found))]
         # The checksum after a line may be cut off: the line itself is complete.
         assert len(found) - sum(size >= end for end in (first, len(both))) in (0, int(size < len(both)))
@@ -64,7 +58,9 @@ def test_trajectories_that_are_not_to_be_kept_are_removed_and_a_complete_file_is
     clean_log(log, keep_all)
     assert log.read_bytes() == before
     clean_log(log, lambda one: one != scored(7))
-    assert [one.trajectory.problem.id for one in read_log(log)] == [f"q{n}" for n in range(50) if n != 7]
+    assert [one.trajectory.problem.id for one in read_trajectories(log, log=True)] == [
+        f"q{n}" for n in range(50) if n != 7
+    ]
 
 
 def test_damage_before_the_end_raises_and_removes_nothing(log):
@@ -72,7 +68,7 @@ def test_damage_before_the_end_raises_and_removes_nothing(log):
     damaged = bytearray(log.read_bytes())
     damaged[len(damaged) // 2] ^= 0xFF
     log.write_bytes(damaged)
-    for use in (lambda: list(read_log(log)), lambda: clean_log(log, keep_all)):
+    for use in (lambda: list(read_trajectories(log, log=True)), lambda: clean_log(log, keep_all)):
         with pytest.raises(ValueError, match=r"host_0000.jsonl.gz: compressed data is damaged after line 1"):
             use()
     assert log.read_bytes() == damaged
@@ -85,7 +81,7 @@ def test_trajectories_longer_than_the_read_buffer(log):
     with log.open("ab") as one:
         for _ in range(3):
             append_trajectory(one, long)
-    assert list(read_log(log)) == [long] * 3
+    assert list(read_trajectories(log, log=True)) == [long] * 3
 
 
 def test_a_killed_process_loses_no_appended_trajectory(log):
@@ -107,6 +103,6 @@ def test_a_killed_process_loses_no_appended_trajectory(log):
                 os.kill(process.pid, signal.SIGKILL)
                 break
         printed = int((process.stdout.read().split() or ["20"])[-1])
-    kept = list(read_log(log))
+    kept = list(read_trajectories(log, log=True))
     assert kept == [scored(number) for number in range(len(kept))]
     assert len(kept) >= printed + 1

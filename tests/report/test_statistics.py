@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memsearcher_jax.report.statistics import mean_interval, paired_comparison, wilson_interval
+from memsearcher_jax.report.statistics import combined_interval, mean_interval, paired_comparison, wilson_interval
 
 value = st.floats(-1e3, 1e3).map(lambda x: round(x, 3))
 
@@ -41,6 +41,10 @@ def test_the_interval_of_a_proportion_is_wilsons():
     assert wilson_interval(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)  # n / (n + z^2) from above
     none_of_four = mean_interval([0.0] * 4, rng())
     assert (none_of_four.low, none_of_four.high) == wilson_interval(0, 4) != (0.0, 0.0)
+    average = combined_interval([none_of_four] * 2, [0.5, 0.5])  # is not certainly zero
+    assert (average.mean, average.low, average.high) == pytest.approx((0, 0, none_of_four.high / math.sqrt(2)))
+    gap = combined_interval([mean_interval([1.0] * 4, rng()), none_of_four], [1, -1])
+    assert (gap.mean, gap.low, gap.high) == pytest.approx((1, 1 - none_of_four.high * math.sqrt(2), 1))
 
 
 @pytest.mark.parametrize(

@@ -154,8 +154,8 @@ def test_an_unavailable_answerer_ends_the_run():
     (scored,) = score(trajectory(*completions("Done", "Done")), answerer=ReadingAnswerer("?"))
     assert math.isnan(scored.reward)
     with pytest.raises(ConnectionError, match="1 of 2 answers did not come"):  # the others' score is of other questions
-        down = completions("x", Completion(error="down", lost=True))
-        score(trajectory(*completions("Done", "Done")), answerer=lambda prompts, draws: down, evaluation=True)
+        lost = completions("x", Completion(error="down", lost=True))
+        score(trajectory(*completions("Done", "Done")), answerer=lambda prompts, draws: lost, evaluation=True)
 
 
 def test_a_failure_at_the_end_of_many_prompts_does_not_end_the_run(monkeypatch):
