@@ -24,8 +24,7 @@ class MalformedRow(ValueError):
 def numbered_lines(path: Path) -> Iterator[tuple[str, bytes]]:
     """Yield `("file:line", bytes)` of every line that is not blank; a file that ends in `.gz` is decompressed.
 
-    Raises FileNotFoundError or ValueError, in one line, for a missing file, damaged compressed data, and what can not
-    be read again: a folder, or a pipe such as a shell's <(...).
+    Raises FileNotFoundError or ValueError, in one line, for no file, a folder or a pipe, or damaged compressed data.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file")

@@ -6,7 +6,6 @@ The file is memory-mapped. `pyarrow` is imported where it is used: a config and 
 from __future__ import annotations
 
 import hashlib
-import json
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from dataclasses import dataclass
@@ -67,7 +66,7 @@ def read_passages(source: Source) -> Iterator[tuple[str, Passage]]:
             row = parse_object(location, line)
             passage = Passage(id_field(location, row), text_field(location, row, "contents"))
         except MalformedRow as error:
-            example = json.dumps({"id": "7", "contents": '"Title"\nText'})
+            example = r'{"id": "7", "contents": "\"Title\"\nText"}'
             raise MalformedRow(f"{error}; a line of a corpus is like {example}") from error
         yield location, passage
 

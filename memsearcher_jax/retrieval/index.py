@@ -96,7 +96,7 @@ def open_index(directory: Path, *, encoder: str, index_type: Literal["scann", "e
         raise ValueError(f"{directory}: has no vectors: set retrieval.method to bm25, or delete it to rebuild it")
     if vectors["encoder"] != encoder:
         reason = f'was built with encoder "{vectors["encoder"]}", not "{encoder}"'
-        raise ValueError(f"{directory}: {reason}: set retrieval.encoder to that one, or delete it to rebuild it")
+        raise ValueError(f"{directory}: {reason}: set retrieval.encoder and encoder_prompts as then, or rebuild it")
     if index_type == "scann" and manifest["index_type"] != "scann":
         raise ValueError(f"{directory}: was built for exact search: set retrieval.index_type to exact, or rebuild it")
     corpus = open_index_corpus(directory)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -49,16 +48,11 @@ class EmbeddingShards:
 
     def missing(self) -> list[int]:
         """The numbers of the missing shards. Raises ValueError for a shard of another size."""
-        return [shard for shard in range(self.count) if not self.exists(shard)]
-
-    def exists(self, shard: int) -> bool:
-        """Whether the shard is complete. Raises ValueError for a shard of another size."""
-        path = self.path(shard)
-        if not path.exists():
-            return False
-        if self._load(shard).shape != (len(self.row_range(shard)), self.size):
-            raise ValueError(f"{path}: has another shape than this index; delete it")
-        return True
+        missing = [shard for shard in range(self.count) if not self.path(shard).exists()]
+        for shard in set(range(self.count)).difference(missing):
+            if self._load(shard).shape != (len(self.row_range(shard)), self.size):
+                raise ValueError(f"{self.path(shard)}: has another shape than this index; delete it")
+        return missing
 
     def write(self, shard: int, vectors_BD: np.ndarray) -> None:
         """Store one shard. Raises ValueError for numbers that overflow its type, OSError if the disk is full."""
@@ -78,10 +72,6 @@ class EmbeddingShards:
             low, high = max(start, first), min(stop, first + SHARD_ROWS)
             out_BD[low - start : high - start] = self._load(shard)[low - first : high - first]
         return out_BD
-
-    def blocks(self) -> Iterator[np.ndarray]:
-        for start in range(0, self.rows, SHARD_ROWS):
-            yield self[start : start + SHARD_ROWS]
 
     def _load(self, shard: int) -> np.ndarray:
         try:

@@ -236,7 +236,7 @@ def _sentence_settings(directory: Path, limit: int) -> dict[str, Any]:
         "max_tokens": int(min(tokens, limit)),
         "lower_case": bool(transformer.get("do_lower_case", False)),
         "query_prompt": prompts.get("query") or "",
-        "passage_prompt": prompts.get("passage") or prompts.get("document") or prompts.get("corpus") or "",
+        "passage_prompt": prompts.get("document") or prompts.get("passage") or prompts.get("corpus") or "",
     }
 
 

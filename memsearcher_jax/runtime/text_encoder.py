@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -26,7 +25,7 @@ from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
 from memsearcher_jax.retrieval.hashing_encoder import TextEncoder
 from memsearcher_jax.runtime import bert
-from memsearcher_jax.runtime.bert import EncoderConfig
+from memsearcher_jax.runtime.bert import EncoderConfig, Params
 from memsearcher_jax.types import encodable
 
 E5_PROMPTS = ("query: ", "passage: ")
@@ -35,8 +34,6 @@ E5_NAME = re.compile(r"e5-\w+-v2|(multilingual-)?e5-(small|base|large)(-unsuperv
 MIN_BLOCK_LEN = 32  # tokens per row of the narrowest block; the widths of blocks double
 BLOCK_TOKENS = 8_192  # tokens of a full block on one device
 PARTIAL_BLOCK_ROWS = (1, 8, 64)  # rows on one device of blocks that are not full
-
-Params = dict[str, Any]
 
 _encode = jax.jit(bert.encode, static_argnames="config")
 
@@ -150,7 +147,8 @@ def with_prompts(config: EncoderConfig, folder: Path, choice: str) -> EncoderCon
         config = replace(config, query_prompt=E5_PROMPTS[0], passage_prompt=E5_PROMPTS[1])
     used = config.query_prompt or config.passage_prompt
     chosen = f"{config.query_prompt!r} and {config.passage_prompt!r}" if used else "none"
-    print(f"encoder {name}: prefixes of queries and passages: {chosen} ({reason})", file=sys.stderr, flush=True)
+    how = f"{config.pooling} pooling, prefixes of queries and passages: {chosen} ({reason})"
+    print(f"encoder {name}: {how}", file=sys.stderr, flush=True)
     return config
 
 

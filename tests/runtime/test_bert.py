@@ -68,7 +68,8 @@ def test_the_published_e5_is_the_default_config(folder):
     assert bert.read_config(folder()) == EncoderConfig()
 
 
-PROMPTS = {"config_sentence_transformers.json": {"prompts": {"query": "q: ", "passage": None, "document": "d: "}}}
+TEXTS = {"query": "q: ", "passage": "p: ", "document": "d: ", "corpus": None}
+PROMPTS = {"config_sentence_transformers.json": {"prompts": TEXTS}}
 OLD_POOLING = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
 LIMITS = {"max_seq_length": 256, "do_lower_case": True}
 NO_LIMIT = {"model_max_length": 10**30}  # as transformers writes it

@@ -197,7 +197,7 @@ class _VectorBuild:
         """Write the missing shards of this process."""
         shards = self.shards
         ranges = {number: shards.row_range(number) for number in range(share.index, shards.count, share.count)}
-        missing = {number: rows for number, rows in ranges.items() if not shards.exists(number)}
+        missing = {number: ranges[number] for number in shards.missing() if number in ranges}
         total = sum(map(len, ranges.values()))
         done = total - sum(map(len, missing.values()))
         self.on_progress("embedding", done, total)
@@ -239,8 +239,8 @@ class _VectorBuild:
         self.on_progress("building the tree", 0, 0)
         shutil.rmtree(self.staging / TREE, ignore_errors=True)
         with (self.staging / FLOATS).open("wb") as file:
-            for vectors_BD in shards.blocks():
-                file.write(vectors_BD.data)
+            for row in range(0, shards.rows, MAX_BATCH):
+                file.write(shards[row : row + MAX_BATCH].data)
         # ScaNN keeps copies of the vectors in memory while it trains: they are mapped from one file.
         tree = scann_index.build_tree(np.memmap(self.staging / FLOATS, np.float32, mode="r", shape=shards.shape))
         self.on_progress("measuring recall", 0, 0)
