@@ -104,6 +104,5 @@ def test_a_corpus_without_words(tmp_path):
 
 
 def test_titles_without_words_find_nothing(tmp_path):
-    """A hybrid search of a corpus whose first lines are empty."""
     corpus = make_corpus([Passage("0", '""\nOslo')])
     assert open_bm25(corpus, tmp_path / "titles", "title").search(["Oslo", ""], 3)[0].shape == (2, 0)
