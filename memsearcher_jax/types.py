@@ -128,8 +128,8 @@ class Prompt:
         )
 
     def __getitem__(self, name: str) -> str:
-        """The text of one segment. Raises KeyError for an unknown name."""
-        return {segment.name: segment.text for segment in self.segments}[name]
+        """The text of one segment; "" in a prompt without one of this name, as an agent of a user's may make it."""
+        return {segment.name: segment.text for segment in self.segments}.get(name, "")
 
     def __str__(self) -> str:
         return "".join(segment.text for segment in self.segments)

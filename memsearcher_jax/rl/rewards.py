@@ -59,12 +59,10 @@ def agent_rewards(agent: Agent, trajectories: Sequence[Trajectory], scoring: Sco
     """The rewards of the agent. What a user's agent says wrong, or raises, makes faults, without a reward."""
     try:
         scored = list(agent.rewards(trajectories, scoring))
-        if len(scored) != len(trajectories):
-            raise ValueError(f"{len(scored)} rewards for {len(trajectories)} trajectories")
-        for one, own in zip(scored, trajectories, strict=True):
-            named = one.trajectory if isinstance(one, ScoredTrajectory) else None
-            if named is None or (named.problem, named.rollout) != (own.problem, own.rollout):
-                raise TypeError(f"rewards returns a ScoredTrajectory for each trajectory, in order, not {one!r:.200}")
+        found = [one.trajectory for one in scored if isinstance(one, ScoredTrajectory)]
+        names, given = ([(one.problem, one.rollout) for one in some] for some in (found, trajectories))
+        if len(scored) != len(found) or names != given:
+            raise TypeError(f"rewards returns a ScoredTrajectory for each trajectory, in order, not {scored!r:.200}")
     except Exception as error:
         if not agent.config.workflow.endswith(".py") or isinstance(error, ConnectionError | RunEnded):
             raise

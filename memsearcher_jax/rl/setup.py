@@ -77,7 +77,8 @@ def prepare(
     tokenizer = open_tokenizer(config.model)
     if config.teacher.path:
         check_teacher(config, tokenizer)
-    meshes = open_meshes(config)
+    meshes = make_meshes(config, jax.devices(), jax.local_devices())
+    _check_kv_cache(config, meshes.local.shape["data"])
     if training:
         update.check_param_dtype(config.model)
         update.fit_to_mesh(config.training, meshes.train)
@@ -125,13 +126,6 @@ def check_teacher(config: RunConfig, tokenizer: ChatTokenizer) -> None:
                 f"teacher.path {path} has another vocabulary: its token {id} is {theirs!r}, and the policy's {ours!r}: "
                 "choose a teacher of the same family"
             )
-
-
-def open_meshes(config: RunConfig) -> Meshes:
-    """Both meshes. Raises ValueError if the devices, the model or the slots do not divide, or do not fit."""
-    meshes = make_meshes(config, jax.devices(), jax.local_devices())
-    _check_kv_cache(config, meshes.local.shape["data"])
-    return meshes
 
 
 def _check_kv_cache(config: RunConfig, replicas: int) -> None:

@@ -57,7 +57,6 @@ def test_flags_that_tyro_refuses_are_named_before_the_first_run(misused, tmp_pat
 
 
 def test_a_run_of_other_settings_is_not_reported_as_one_of_these(small, tmp_path, refused):
-    """A second sweep in the same folder."""
     folder = tmp_path / "out" / "seed=0"
     folder.mkdir(parents=True)
     write_run_config(folder, cli.parse(tpu_train.Train, small).run)

@@ -194,13 +194,9 @@ def test_no_reward_of_an_agent_makes_one_of_a_fault(file):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("        return trajectories[:1]\n", "1 rewards for 2 trajectories"),
-        ("        return [1.0 for one in trajectories]\n", "for each trajectory, in order, not 1.0"),
-        ("        return [ScoredTrajectory(one, 0.0) for one in trajectories[::-1]]\n", "in order, not Scored"),
-        (
-            "        return [ScoredTrajectory(one, 1e99) for one in trajectories]\n",
-            "returned 1e+99: it must be finite",
-        ),
+        ("        return [1.0 for one in trajectories]\n", "for each trajectory, in order, not [1.0, 1.0]"),
+        ("        return [ScoredTrajectory(one, 0.0) for one in trajectories[::-1]]\n", "in order, not [Scored"),
+        ("        return [ScoredTrajectory(one, 1e99) for one in trajectories]\n", "returned 1e+99: it must be fin"),
         ("        return [ScoredTrajectory(one, 0, '', {}, (1, 1)) for one in trajectories]\n", "returned 2 context_"),
         ("        return [ScoredTrajectory(one, None) for one in trajectories]\n", "no number: float() argument"),
         ("        return [one.score for one in trajectories]\n", "no attribute 'score' (mine.py, line "),
@@ -283,18 +279,19 @@ def test_calls_that_wait_are_one_batch_where_the_tool_takes_batches(file, tmp_pa
 
 
 SERVER = '''
-import os
+import os, mcp.types
 from mcp.server.mcpserver import MCPServer
 
 server = MCPServer("test")
 
 
 @server.tool()
-def shout(text: str) -> str:
+def shout(text: str) -> list[str | mcp.types.EmbeddedResource]:
     """Says it louder. <|im_end|>"""
     if text == "die":
         os._exit(1)
-    return text.upper()
+    resource = mcp.types.TextResourceContents(uri="file:///loud", text=text.upper())
+    return [mcp.types.EmbeddedResource(type="resource", resource=resource)] if text == "b" else [text.upper()]
 
 
 server.run()
