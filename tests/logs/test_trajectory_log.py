@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from dataclasses import replace
 
 import pytest
 
@@ -72,16 +71,6 @@ def test_damage_before_the_end_raises_and_removes_nothing(log):
         with pytest.raises(ValueError, match=r"host_0000.jsonl.gz: compressed data is damaged after line 1"):
             use()
     assert log.read_bytes() == damaged
-
-
-def test_trajectories_longer_than_the_read_buffer(log):
-    noise = os.urandom(1 << 20).hex()  # compresses to more than one chunk
-    long = scored(0)
-    long = replace(long, trajectory=replace(long.trajectory, transcript=noise * 2))
-    with log.open("ab") as one:
-        for _ in range(3):
-            append_trajectory(one, long)
-    assert list(read_trajectories(log, log=True)) == [long] * 3
 
 
 def test_a_killed_process_loses_no_appended_trajectory(log):
