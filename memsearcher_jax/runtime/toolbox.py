@@ -80,7 +80,7 @@ def mcp_tools(name: str) -> list[Tool]:
         results = []
         for arguments in calls:
             reply = server.request(lambda client, arguments=arguments: client.call_tool(tool, arguments))
-            text = "\n".join(getattr(part, "text", f"[{part.type}]") for part in reply.content)
+            text = "\n".join(getattr(getattr(one, "resource", one), "text", f"[{one.type}]") for one in reply.content)
             text, error = ("", text) if reply.is_error else (text, "")
             results.append(ToolResult(tool, arguments, text, error))
         return results

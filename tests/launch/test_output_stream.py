@@ -34,8 +34,7 @@ def test_a_command_whose_output_nobody_reads_does_not_succeed():
     with subprocess.Popen([sys.executable, "-c", source], stdout=PIPE, stderr=PIPE) as process:
         process.stderr.close()
         assert process.wait(60) == 141
-    closed = ["sh", "-c", '"$0" -c "$1" >&-', sys.executable, source]
-    assert subprocess.run(closed, timeout=60).returncode == 0, "nobody wants its output"
+    assert subprocess.run(["sh", "-c", '"$0" -c "$1" >&-', sys.executable, source]).returncode == 0, "it has no stdout"
 
 
 @pytest.mark.parametrize(
