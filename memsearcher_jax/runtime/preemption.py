@@ -81,20 +81,26 @@ def label(hosts: Hosts, what: str) -> str:
 
 def _connect(timeout: int) -> Any:
     """JAX's client of the coordinator; None if this is the only host."""
+    if not re.fullmatch(r".+:\d+", address := os.environ.get(ADDRESS, "HOST:1")):
+        raise ValueError(f"{ADDRESS} is {address!r}: it must be HOST:PORT")
     import jax
 
     # JAX's own SIGTERM handler would report the signal only at a later step.
     jax.config.update("jax_enable_preemption_service", False)
     if os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    if not re.fullmatch(r".+:\d+", address := os.environ.get(ADDRESS, "HOST:1")):
-        raise ValueError(f"{ADDRESS} is {address!r}: it must be HOST:PORT")
     known = {}
     for name, parameter in ((COUNT, "num_processes"), (INDEX, "process_id")) if ADDRESS in os.environ else ():
         if not (value := os.environ.get(name, "")).isdecimal():
             raise ValueError(f"{ADDRESS} is set, but {name} is {value!r}: it must be a number")
         known[parameter] = int(value)
-    jax.distributed.initialize(**known, initialization_timeout=timeout, shutdown_timeout_seconds=SHUTDOWN_SECONDS)
+    try:
+        jax.distributed.initialize(**known, initialization_timeout=timeout, shutdown_timeout_seconds=SHUTDOWN_SECONDS)
+    except ValueError as error:
+        if known:
+            raise
+        way_out = f"without a TPU unset JAX_PLATFORMS, or set {ADDRESS}"
+        raise ValueError(f"no TPU slice was found ({error}): {way_out}") from error
     jax.devices()  # connects all hosts before any of them waits for the first one to build something
     if jax.process_count() == 1:
         return None

@@ -75,6 +75,13 @@ def test_an_address_without_a_port_is_refused_in_one_line(address, monkeypatch):
         preemption._connect(1)
 
 
+def test_a_machine_without_the_tpu_that_it_should_have_is_refused_in_one_line():
+    environment = {name: value for name, value in os.environ.items() if name != preemption.ADDRESS}
+    command = [sys.executable, "-c", "from memsearcher_jax.runtime import preemption; preemption._connect(1)"]
+    done = subprocess.run(command, env=environment | {"JAX_PLATFORMS": "tpu,cpu"}, stderr=subprocess.PIPE, text=True)
+    assert "ValueError: no TPU slice was found" in done.stderr and "unset JAX_PLATFORMS" in done.stderr
+
+
 def test_the_reason_that_counts_most_is_named():
     hosts = Hosts()
     for reason in (EndReason.SIGNAL, EndReason.FAILURE, EndReason.OUTAGE):
