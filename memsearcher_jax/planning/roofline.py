@@ -146,6 +146,7 @@ def rows_per_step(config: RunConfig, workload: Workload) -> float:
 def scoring_passes(config: RunConfig) -> dict[str, int]:
     """Forward passes over each row before the update: of the reference, or the policy before it, and of the teacher."""
     training, teacher = config.training, config.teacher
+    # With a hint and no teacher the policy reads only the contexts that have one: their time is a limit from above.
     is_reference = not teacher.path and (bool(training.kl_coefficient) or teacher.hint)
     passes = {"reference": is_reference + (training.old_logprobs == "trainer"), "teacher": int(bool(teacher.path))}
     return {name: count for name, count in passes.items() if count}
