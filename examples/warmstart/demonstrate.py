@@ -27,6 +27,14 @@ STEPS = {
     "tiny_memalpha_warmstart": 200,
 }
 
+SCRIPTS = {
+    **dict.fromkeys(("memsearcher", "react", "search_r1", "rag", "direct"), search),
+    "memagent": documents,
+    "memalpha": streams,
+}
+"""By agent.workflow, of generated data."""
+QUESTION_SCRIPTS = dict.fromkeys(("memsearcher", "react"), questions)
+
 
 @dataclass(frozen=True)
 class Demonstrate(cli.Command):
@@ -41,13 +49,18 @@ class Demonstrate(cli.Command):
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse(Demonstrate, argv)
+        workflow, synthetic = flags.run.agent.workflow, flags.run.data.is_synthetic
+        scripts = SCRIPTS if synthetic else QUESTION_SCRIPTS
+        if workflow not in scripts:
+            kind = "generated" if synthetic else "real"
+            raise ValueError(f"on {kind} data agent.workflow {', '.join(scripts)} are demonstrated, not {workflow}")
+        script = scripts[workflow]
         with outputs.new_output_dir(flags.out, "demonstrations") as out:
-            if flags.run.data.is_synthetic:
-                scripts = {"streams": streams, "documents": documents}
-                script, run = scripts.get(flags.run.data.synthetic, search), open_run(flags.run)
+            if synthetic:
+                run = open_run(flags.run)
             else:
-                script, run = questions, prepare(flags.run, out, training=False)
-                questions.check(run)
+                run = prepare(flags.run, out, training=False)
+                questions.check_disjoint(run.problems.train, run.problems.test)
             steps = flags.steps or STEPS.get(flags.config, 30)
             write(out / "held_out", 0, script.held_out(run))
             for number in range(steps):

@@ -62,13 +62,6 @@ def keys(problem: Problem) -> set[str]:
     return {" ".join(re.findall(r"\w+", fold(text))) for text in (problem.question, *problem.supporting_titles)}
 
 
-def check(run: Run) -> None:
-    """Raises ValueError, in one line, unless the script plays the agent and the test questions share no entity."""
-    if run.config.agent.workflow not in ("memsearcher", "react"):
-        raise ValueError("real questions are demonstrated for agent.workflow memsearcher and react alone: set it")
-    check_disjoint(run.problems.train, run.problems.test)
-
-
 def check_disjoint(train: Iterable[Problem], test: Iterable[Problem]) -> None:
     """Raises ValueError, in one line, if a test question shares its text or an entity with a training question."""
     known = {key: problem.id for problem in train for key in keys(problem)}

@@ -142,11 +142,6 @@ def config_json(config: ModelConfig, end_ids: Sequence[int] = ()) -> Settings:
     }
 
 
-def generation_json(end_ids: Sequence[int]) -> Settings:
-    """The content of generation_config.json: each of `end_ids` ends a generation, the last one is the padding."""
-    return {"eos_token_id": list(end_ids), "pad_token_id": end_ids[-1]}
-
-
 def read_settings(directory: str | Path) -> tuple[Path, Any]:
     """(path, config of transformers) of config.json. Raises FileNotFoundError, and ValueError in one line."""
     directory = Path(directory)

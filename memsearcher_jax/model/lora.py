@@ -116,7 +116,7 @@ def read_adapters(directory: str | Path, config: ModelConfig) -> tuple[ModelConf
     if unknown := sorted(settings.keys() - SUPPORTED.keys() - READ_OR_HARMLESS):
         raise ValueError(f"{path}: {unknown[0]} is not known: remove it there if the adapters do not depend on it")
     rank, alpha = settings.get("r"), settings.get("lora_alpha")
-    if not isinstance(rank, int) or not isinstance(alpha, int | float) or min(rank, alpha) <= 0:
+    if not isinstance(rank, int) or not isinstance(alpha, int | float) or not (rank > 0 and 0 < alpha < math.inf):
         raise ValueError(f"{path}: r is {rank!r} and lora_alpha is {alpha!r}, expected positive numbers")
     alpha = float(alpha * math.sqrt(rank) if settings.get("use_rslora") else alpha)
     with ExitStack() as stack:

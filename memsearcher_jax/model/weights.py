@@ -18,7 +18,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import ModelConfig
-from memsearcher_jax.model.hf_config import TOKENIZER_FILES, config_json, generation_json, read_config, write_json
+from memsearcher_jax.model.hf_config import TOKENIZER_FILES, config_json, read_config, write_json
 from memsearcher_jax.model.qwen import Params, ParamSpec, param_path
 from memsearcher_jax.model.safetensors_files import INDEX_FILE, Files, check_tensors, open_files, write_file
 
@@ -42,12 +42,6 @@ NAMES = {
     "unembed": "lm_head.weight",
 }
 """Parameter path -> tensor name, in which {} is the layer; a model has those of its family."""
-
-SAME_MODEL = (
-    *("vocab_size", "embed_size", "ffn_size", "layers", "heads", "kv_heads", "head_size"),
-    *("rope_theta", "norm_eps", "tie_embeddings", "family"),
-)
-"""Fields, besides rope_scaling, of which any difference means different weights or other results from the same ones."""
 
 SHARD_BYTES = 5_000_000_000
 
@@ -83,8 +77,6 @@ def load(directory: str | Path, *, mesh: Mesh | None = None, dtype: str | None =
     """
     directory = Path(directory)
     config = read_config(directory)
-    if dtype not in (None, "float32", "bfloat16"):
-        raise ValueError(f"weights cannot be loaded as {dtype}: choose float32 or bfloat16")
     config = replace(config, param_dtype=dtype or config.param_dtype)
     if mesh is not None:
         sharding.check_divides(config, dict(mesh.shape))
@@ -161,7 +153,8 @@ def save_streamed(
         verify()
         _write_tokenizer(partial_dir, tokenizer)
         if end_ids:  # in place of the tokenizer's own file
-            write_json(partial_dir / "generation_config.json", generation_json(end_ids))
+            generation = {"eos_token_id": list(end_ids), "pad_token_id": end_ids[-1]}
+            write_json(partial_dir / "generation_config.json", generation)
         partial_dir.rename(directory)
     except BaseException:
         shutil.rmtree(partial_dir, ignore_errors=True)
@@ -173,8 +166,12 @@ def check_same_model(folder: str | Path, expected: ModelConfig, actual: ModelCon
 
     Also if it was trained on fewer positions than `expected` allows contexts to have.
     """
-    ours, theirs = _identity(expected), _identity(actual)
-    flags = [f"--model.{name} {value}" for name, value in theirs.items() if value != ours[name]]
+    sizes = ("vocab_size", "embed_size", "ffn_size", "layers", "heads", "kv_heads", "head_size")
+    names = (*sizes, "rope_theta", "norm_eps", "tie_embeddings", "family")
+    differing = (name for name in names if getattr(actual, name) != getattr(expected, name))
+    flags = [f"--model.{name} {getattr(actual, name)}" for name in differing]
+    if actual.rope_scaling != expected.rope_scaling:
+        flags += [f"--model.rope_scaling.{name} {value}" for name, value in vars(actual.rope_scaling).items()]
     if actual.max_positions < expected.max_positions:
         flags.append(f"--model.max_positions {actual.max_positions}")
     if flags:
@@ -182,11 +179,6 @@ def check_same_model(folder: str | Path, expected: ModelConfig, actual: ModelCon
             f"{folder} does not hold the model of this run: set {' '.join(flags)}, choose its preset with --config, or "
             "other weights"
         )
-
-
-def _identity(config: ModelConfig) -> dict[str, Any]:
-    scaling = {f"rope_scaling.{name}": value for name, value in vars(config.rope_scaling).items()}
-    return {name: getattr(config, name) for name in SAME_MODEL} | scaling
 
 
 def tensors(config: ModelConfig) -> list[Tensor]:

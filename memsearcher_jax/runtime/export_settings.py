@@ -23,10 +23,6 @@ from memsearcher_jax.training.config import TeacherConfig
 EXPORT_FILE, TEMPLATES = "memsearcher.json", "templates"
 
 
-def is_export(folder: str | Path) -> bool:
-    return (Path(folder) / EXPORT_FILE).is_file()
-
-
 def find_export(weights: str | Path, flag: str) -> Path | None:
     """The directory with the settings of weights, a directory or a repository that `flag` names; None without."""
     return hub.small_files(str(weights), flag, (EXPORT_FILE, f"{TEMPLATES}/*"))

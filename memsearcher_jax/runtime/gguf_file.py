@@ -145,22 +145,26 @@ def _read_tokenizer(file: Path, fields: dict[str, Any]) -> Any:
     """The tokenizer of transformers that the file describes."""
     transformers()
     from transformers import PreTrainedTokenizerFast
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
+    from transformers.integrations.gguf import gguf_tokenizer_mapping as mapping
 
     found = {name.removeprefix("tokenizer."): value for name, value in fields.items() if name.startswith("tokenizer.")}
     parts, settings = (
-        {name: found.pop(key) for key, name in GGUF_TOKENIZER_MAPPING[group].items() if key in found}
+        {name: found.pop(key) for key, name in mapping.GGUF_TOKENIZER_MAPPING[group].items() if key in found}
         for group in ("tokenizer", "tokenizer_config")
     )
     if unknown := [key for key in found if not HARMLESS_TOKENIZER.fullmatch(key)]:
         raise ValueError(f"{file}: the key tokenizer.{unknown[0]} is not known: this program may read the file wrongly")
+    # Text is split as for GPT-2 where the library does not know the name; SmolLM's merges have no digits in any case.
+    known = {"gpt-2", "smollm", *mapping.GGUF_PRE_TOKENIZER_SPLITS}
+    if parts.get("tokenizer_type") == "gpt2" and (pre := parts.get("pre_tokenizer_type")) not in known:
+        raise ValueError(f"{file}: tokenizer.ggml.pre is {pre!r}, which is not known: text would be split wrongly")
     specials = {f"{name}_token": parts.get(f"{name}_token_id") for name in ("bos", "eos", "unk", "pad")}
     tokens: dict[Any, str] = dict(enumerate(parts.get("tokens", ())))
     if unknown := [f"{name} {id}" for name, id in specials.items() if id is not None and id not in tokens]:
         raise ValueError(f"{file}: {unknown[0]} is none of its {len(tokens)} tokens")
     settings |= {name: tokens.get(id) for name, id in specials.items()}
     try:
-        backend, _ = convert_gguf_tokenizer(fields["general.architecture"], parts)
+        backend, _ = mapping.convert_gguf_tokenizer(fields["general.architecture"], parts)
     except Exception as error:  # of many types
         raise ValueError(f"{file}: its tokenizer cannot be read: {' '.join(str(error).split())[:200]}") from error
     return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)

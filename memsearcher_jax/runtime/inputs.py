@@ -139,7 +139,7 @@ def input_hashes(config: RunConfig, step: int | None = None, *, weights: bool = 
         read |= {"model.path": model.path, "model.adapter": model.adapter}
     for name, path in read.items():
         if path and not hub.is_repository(path):  # a repository is named with its commit
-            hashes[name] = _weights(path, step if name == "model.path" else None)
+            hashes[name] = weights_hash(path, step if name == "model.path" else None)
     return hashes
 
 
@@ -199,7 +199,7 @@ def _small_inputs(config: RunConfig) -> dict[str, dict[str, Path]]:
     return found
 
 
-def _weights(path: str, step: int | None) -> str:
+def weights_hash(path: str, step: int | None = None) -> str:
     """The fingerprint of local weights, of a run those of `step` or the newest; "" for random ones and for those of a
     bucket."""
     folder = located(path)

@@ -13,7 +13,8 @@ from memsearcher_jax.config import RunConfig
 from memsearcher_jax.model import lora, sharding, weights
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 from memsearcher_jax.runtime import hub
-from memsearcher_jax.runtime.export_settings import is_export, read_export_config
+from memsearcher_jax.runtime.export_settings import EXPORT_FILE, read_export_config
+from memsearcher_jax.runtime.inputs import read_inputs, weights_hash
 from memsearcher_jax.runtime.run_dir import checkpoints_of, is_run, located, read_run_config
 from memsearcher_jax.training import checkpoint
 
@@ -23,7 +24,7 @@ LORA_FIELDS = ("lora_rank", "lora_alpha", "lora_targets")
 def check_weights(folder: str | Path, model: ModelConfig) -> None:
     """Raises ValueError or OSError, in one line, unless the directory is complete and holds this model.
 
-    Reads no weights but those of `model.adapter`.
+    Reads no weights but those of `model.adapter`, and samples of those that a LoRA run was trained from.
     """
     if model.adapter:
         load_adapters(model)
@@ -34,7 +35,8 @@ def check_weights(folder: str | Path, model: ModelConfig) -> None:
                 f"{folder} is neither a run (no run.json) nor a Hugging Face model (no config.json); adapters go to "
                 "--model.adapter"
             )
-        if model.adapter and is_export(folder) and read_export_config(folder).model.adapter == model.adapter:
+        exported = model.adapter and (folder / EXPORT_FILE).is_file()
+        if exported and read_export_config(folder).model.adapter == model.adapter:
             raise ValueError(f'{folder} contains the adapters {model.adapter} already: set model.adapter to ""')
         weights.check_same_model(folder, model, weights.read_config(folder))
         weights.check_files(folder)
@@ -47,6 +49,9 @@ def check_weights(folder: str | Path, model: ModelConfig) -> None:
         )
     if trained.lora_rank:
         check_weights(trained.path, replace(trained, adapter=""))
+        earlier = read_inputs(Path(folder)).hashes.get("model.path")
+        if earlier and not is_run(trained.path) and weights_hash(trained.path) != earlier:
+            raise ValueError(f"{trained.path} has changed since {folder} was trained from it: restore it")
     if newest_step(folder) is None:
         raise FileNotFoundError(f"{folder} holds no checkpoint yet: resume that run, or choose other weights")
 

@@ -134,7 +134,8 @@ def test_a_failed_search_is_a_failure_of_the_service(run):
     ("more", "message"),
     [
         ("--data.test {train}", 'share "ann low": make disjoint files with'),
-        ("--agent.workflow rag", "agent.workflow memsearcher and react alone"),
+        ("--agent.workflow rag", "on real data agent.workflow memsearcher, react are demonstrated, not rag"),
+        ("--data.train --data.test --agent.workflow mem1", "memagent, memalpha are demonstrated, not mem1"),
     ],
 )
 def test_what_the_script_cannot_demonstrate_is_refused(flags, tmp_path, refused, more, message):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from dataclasses import replace
 
 import jax
@@ -186,18 +185,15 @@ def sharded(base, make_params, tmp_path):
     return tmp_path / "sharded"
 
 
-def test_an_index_that_names_a_missing_file_is_refused(sharded):
-    (sharded / shard_files(sharded)[1]).unlink()
-    with pytest.raises(FileNotFoundError, match=r"index.json names model-00002-of-\d+.safetensors, which is missing"):
-        weights.load(sharded)
-
-
-def test_an_index_that_names_the_wrong_file_is_refused(sharded):
+def test_an_index_that_names_the_wrong_file_or_a_missing_one_is_refused(sharded):
     path = sharded / "model.safetensors.index.json"
     index = json.loads(path.read_text())
     index["weight_map"]["model.norm.weight"] = shard_files(sharded)[0]
     path.write_text(json.dumps(index))
     with pytest.raises(ValueError, match=r"places model.norm.weight in model-00001-.*, which does not hold it"):
+        weights.load(sharded)
+    (sharded / shard_files(sharded)[1]).unlink()
+    with pytest.raises(FileNotFoundError, match=r"index.json names model-00002-of-\d+.safetensors, which is missing"):
         weights.load(sharded)
 
 
@@ -209,11 +205,6 @@ def test_a_damaged_index_is_refused(text, message, sharded):
     (sharded / "model.safetensors.index.json").write_text(text)
     with pytest.raises(ValueError, match=message):
         weights.load(sharded)
-
-
-def test_weights_are_not_loaded_as_float16(base, make_folder):
-    with pytest.raises(ValueError, match="cannot be loaded as float16: choose float32 or bfloat16"):
-        weights.load(make_folder(base), dtype="float16")
 
 
 def test_a_folder_with_content_is_never_overwritten(base, make_params, tmp_path):
@@ -291,7 +282,8 @@ def test_another_model_is_refused_with_the_flags_that_describe_it(variant):
     weights.check_same_model("old", config, settings)
     with pytest.raises(ValueError, match=r"old does not hold .* set (--model\..*), choose its preset") as error:
         weights.check_same_model("old", ModelConfig(), config)
-    words = re.search("set (.*), choose", str(error.value))[1].replace("--model.", "--").split()
+    flags, _ = str(error.value).partition(" set ")[2].split(", choose")
+    words = flags.replace("--model.", "--").split()
     found = tyro.cli(ModelConfig, args=words, config=[tyro.conf.FlagConversionOff])
     weights.check_same_model("old", found, config)
     assert found.max_positions == config.max_positions == 512

@@ -1,5 +1,6 @@
 """The settings of an export: what another machine reads, and that adapters are not merged twice."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -9,8 +10,11 @@ from memsearcher_jax.config import RunConfig, check, with_settings
 from memsearcher_jax.configs.nano import nano
 from memsearcher_jax.configs.smollm2 import smollm2
 from memsearcher_jax.launch import ask, cli
+from memsearcher_jax.model import weights
 from memsearcher_jax.runtime import load_weights
 from memsearcher_jax.runtime.export_settings import read_export_config, write_export_config
+from memsearcher_jax.runtime.inputs import keep_inputs
+from memsearcher_jax.runtime.run_dir import located, write_run_config
 
 
 def test_settings_come_back_without_files_of_the_machine(tmp_path):
@@ -50,6 +54,19 @@ def test_the_adapters_of_a_preset_are_not_merged_into_an_export(tmp_path):
         assert (model.path, model.adapter, model.lora_rank) == (str(tmp_path), "", 0)
     with pytest.raises(ValueError, match=r"contains the adapters package:smollm2_search already: set model.adapter"):
         load_weights.check_weights(tmp_path, preset.model)
+
+
+def test_adapters_are_not_merged_into_weights_that_have_changed(tmp_path):
+    base = shutil.copytree(located("package:tiny"), tmp_path / "base")
+    config = RunConfig(model=replace(weights.read_config(base), path=str(base), lora_rank=4))
+    write_run_config(tmp_path, config)
+    keep_inputs(tmp_path, config, None)
+    with pytest.raises(FileNotFoundError, match="holds no checkpoint yet"):
+        load_weights.check_weights(tmp_path, config.model)
+    file = base / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + bytes([file.read_bytes()[-1] ^ 1]))
+    with pytest.raises(ValueError, match=r"base has changed since .* was trained from it: restore it"):
+        load_weights.check_weights(tmp_path, config.model)
 
 
 def test_damage_is_named(tmp_path):
