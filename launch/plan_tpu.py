@@ -80,7 +80,9 @@ def main(argv: Sequence[str]) -> None:
         with announced() as begin:
             begin("loading the compiler")
             from memsearcher_jax.planning import tpu_plan
+            from memsearcher_jax.rl.probe import probe_files
 
+            probe_files(config)
             topology = tpu_plan.find_topology(flags.topology)
             plan = plan_fastest if flags.suggest else plan_run
             result = plan(config, flags, topology, begin)

@@ -12,12 +12,18 @@ from typing import Any
 from memsearcher_jax.agent.base import Agent, Scoring
 from memsearcher_jax.agent.prompts import ASSISTANT
 from memsearcher_jax.agent.run import checked, run_workflow
+from memsearcher_jax.agent.tool_functions import file_tools
+from memsearcher_jax.config import RunConfig, agent_of
+from memsearcher_jax.data.problems import make_problems
 from memsearcher_jax.logs.trajectories import decode_trajectory, encode_trajectory
 from memsearcher_jax.python_files import described
 from memsearcher_jax.rl.batch import make_rollout_batch
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.metrics import RolloutStats, trajectory_metrics
 from memsearcher_jax.rl.rewards import agent_rewards, own_rewards
+from memsearcher_jax.runtime.run_dir import PACKAGED_TOKENIZER
+from memsearcher_jax.runtime.tokenizer import ChatTokenizer
+from memsearcher_jax.runtime.toolbox import MCP
 from memsearcher_jax.types import (
     Completion,
     Context,
@@ -35,6 +41,20 @@ from memsearcher_jax.types import (
 
 SECONDS = 20.0  # after which a workflow does not end
 REPLY = "an attempt</think> <memory> nothing </memory> \\boxed{attempt}"
+
+
+def probe_files(config: RunConfig) -> None:
+    """Tries an agent or a reward in a file on a synthetic problem, unless a server or a run has its tools.
+
+    Raises ValueError with one line that names file and line of a mistake.
+    """
+    agent, files = agent_of(config), [name for name in config.agent.tools if not name.startswith(MCP)]
+    is_own = config.agent.workflow.endswith(".py") or config.reward.function
+    if not is_own or config.agent.replay or files != list(config.agent.tools):
+        return
+    tools = tuple(tool.schema for name in files for tool in file_tools(name))
+    problems = make_problems(replace(config.data, synthetic=agent.synthetic_data))
+    probe(replace(agent, tools=tools), ChatTokenizer.load(PACKAGED_TOKENIZER), problems["train"][0])
 
 
 def probe(agent: Agent, counter: TokenCounter, problem: Problem) -> None:

@@ -108,6 +108,14 @@ def test_a_workload_whose_contexts_do_not_hold_its_tokens_is_refused(refused):
     assert "--workload.context_tokens is less than its shared_tokens and generated_tokens" in line
 
 
+@pytest.mark.parametrize("flag", ["agent.workflow", "reward.function"])
+def test_a_mistake_in_a_file_is_found_before_anything_is_compiled(flag, refused, tmp_path, monkeypatch):
+    monkeypatch.setattr(plan_tpu, "ENVIRONMENT", {})
+    (file := tmp_path / "mine.py").write_text("def mine(question, **_):\n    yield question.text\n")
+    line = refused(plan_tpu.main, ["--config", "nano", "--topology", "none", f"--{flag}", str(file)])
+    assert line.startswith(f"error: {flag} {file}") and line.endswith("no attribute 'text' (mine.py, line 2)")
+
+
 @compiles
 def test_every_program_is_planned(start, tmp_path):
     """On four hosts, each of which samples on a quarter of the devices; while a program compiles, lines say so."""
