@@ -82,7 +82,7 @@ def with_source(problem: Problem, source: str) -> Problem:
 def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
     """("file, entry number", entry) of every entry of a list. Other files are JSON Lines, as Hugging Face's datasets
     writes them."""
-    content = path.read_bytes()
+    content = b"".join(line for _, line in numbered_lines(path))
     if not content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
         yield from numbered_lines(path)
         return
@@ -144,7 +144,7 @@ def _question_problem(where: str, row: dict[str, Any]) -> Problem:
     field = next((name for name, value in fields.items() if value is not None), "golden_answers")
     answers = fields[field]
     if isinstance(answers, str):  # one, or a list as tables hold it
-        answers = _list_field(where, fields, field) if answers.startswith('["') else [answers]
+        answers = _list_field(where, fields, field) if re.match(r"\[\s*[\"']", answers) else [answers]
     if not isinstance(answers, list) or not answers:
         raise MalformedRow(f'{where}: field "{field}" must be a list with at least one answer')
     if row.get("id") is None:

@@ -104,7 +104,7 @@ def read_embeddings(path: Path) -> np.ndarray:
             raise ValueError(f"{path}: is truncated, or not an array of numbers ({error})") from error
     else:
         vectors_RD = _read_flat_index(path, header)
-    if vectors_RD.ndim != 2 or not vectors_RD.size or vectors_RD.dtype not in (np.float16, np.float32, np.float64):
+    if vectors_RD.ndim != 2 or not vectors_RD.size or vectors_RD.dtype.kind != "f":
         raise ValueError(
             f"{path}: contains {vectors_RD.dtype} {list(vectors_RD.shape)}, expected rows of floating-point numbers"
         )

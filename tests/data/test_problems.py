@@ -44,6 +44,7 @@ MALFORMED = [
     (b"3\n", "a JSON object is needed, found int"),
     (row(question="  "), 'field "question" is empty'),
     (row(golden_answers=[]), 'field "golden_answers" must be a list with at least one answer'),
+    (row(golden_answers="['Ann']"), 'field "golden_answers" is not JSON'),
     (row(golden_answers=["Ann", 3]), 'field "golden_answers" must be text, found int'),
     (row(metadata=["x"]), 'field "metadata" must be an object, found list'),
     (row(metadata={"a": [float("nan")]}), 'field "metadata": Out of range float values'),
@@ -204,7 +205,7 @@ def test_reads_search_r1_parquet(tmp_path):
         ({"reward_model": {"ground_truth": ["Ann"]}}, "nq/train_0"),
         ({"reward_model": {"ground_truth": "Ann"}}, "nq/train_0"),
         ({"reward_model": {"ground_truth": {"target": "Ann"}}}, "nq/train_0"),
-        ({"golden_answers": '["Ann"]'}, "nq/train_0"),  # as tables hold a list
+        ({"golden_answers": '[ "Ann"]'}, "nq/train_0"),  # as tables hold a list
         # The files of the original MemSearcher have no ids, and Search-R1 asks for none.
         ({"id": ..., "extra_info": {"split": "dev", "index": 0}}, "nq/dev_0"),
         ({"id": ..., "extra_info": {"index": 7}}, "nq/7"),

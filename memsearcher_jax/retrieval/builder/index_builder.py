@@ -213,7 +213,7 @@ class _VectorBuild:
                 finite_B = np.isfinite(vectors_BD).all(axis=1)
                 if not finite_B.all():
                     passage = self.corpus.passage(rows[int(np.argmin(finite_B))])
-                    raise ValueError(f'the embedding of passage "{passage.id}" is not finite; check the encoder')
+                    raise ValueError(f'the embedding of passage "{passage.id}" is zero or not finite; check what made it')
                 shards.write(number, vectors_BD)
 
     def _embed(self, rows: range) -> np.ndarray:
@@ -272,7 +272,8 @@ class _VectorBuild:
 
 
 def _unit_vectors(vectors_BD: np.ndarray) -> np.ndarray:
-    """The vectors with length 1, as the encoder's: of others the longest would win. Zero and NaN remain."""
-    vectors_BD = np.array(vectors_BD, np.float32)
-    norm_B1 = np.linalg.norm(vectors_BD, axis=1, keepdims=True)
-    return np.divide(vectors_BD, norm_B1, out=vectors_BD, where=(norm_B1 > 0) & np.isfinite(norm_B1))
+    """The vectors with length 1, as the encoder's: of others the longest would win. Zeros, of which a file that was
+    not filled to its end consists, become NaN."""
+    with np.errstate(all="ignore"):
+        vectors_BD = vectors_BD.astype(np.float32)
+        return (vectors_BD / np.linalg.norm(vectors_BD.astype(np.float64), axis=1, keepdims=True)).astype(np.float32)

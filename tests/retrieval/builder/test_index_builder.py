@@ -175,7 +175,7 @@ def test_invalid_vectors_are_errors(tmp_path):
                 vectors[row, 3] = np.nan
         return vectors
 
-    with pytest.raises(ValueError, match='passage "p21" is not finite'):
+    with pytest.raises(ValueError, match='passage "p21" is zero or not finite'):
         build(tmp_path / "i", not_finite)
     with pytest.raises(ValueError, match=r"returned shape \(7, 32\) for 8 texts"):
         build(tmp_path / "j", lambda texts: ENCODER(texts[: max(1, len(texts) - 1)]))
@@ -187,7 +187,7 @@ def test_precomputed_vectors_are_not_embedded(tmp_path):
     build(tmp_path / "i", counting, precomputed=vectors.astype(np.float16))
     assert len(counting.texts) == index_builder.COMPARED_ROWS
     np.testing.assert_allclose(vectors_of(tmp_path / "i"), vectors, atol=1e-3)
-    build(tmp_path / "longer", precomputed=vectors * np.arange(1, 41)[:, None])
+    build(tmp_path / "longer", precomputed=vectors * np.logspace(-18, 22, 40)[:, None])
     np.testing.assert_allclose(vectors_of(tmp_path / "longer"), vectors, atol=1e-6)
 
 
@@ -195,12 +195,14 @@ def test_precomputed_vectors_of_another_encoder_or_corpus_are_errors(tmp_path):
     vectors = ENCODER(TEXTS)
     damaged = vectors.copy()
     damaged[13, 2] = np.inf
+    unfilled = np.where(np.arange(len(vectors))[:, None] < 30, vectors, 0)
     for precomputed, message in [
         (vectors[:39], "there are 39 precomputed vectors and 40 passages"),
         (vectors[:, :16], "have 16 dimensions, the encoder's 32"),
         (vectors[:, ::-1], "are from another encoder: on 32 passages their median cosine with this encoder's is -?0"),
         (vectors[::-1], "check the encoder, its prompts and the order of the corpus"),
-        (damaged, 'the embedding of passage "p13" is not finite'),
+        (damaged, 'the embedding of passage "p13" is zero or not finite'),
+        (unfilled, 'the embedding of passage "p30" is zero or not finite'),
     ]:
         with pytest.raises(ValueError, match=message):
             build(tmp_path / "i", precomputed=precomputed)
