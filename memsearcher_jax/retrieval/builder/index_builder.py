@@ -213,7 +213,7 @@ class _VectorBuild:
                 finite_B = np.isfinite(vectors_BD).all(axis=1)
                 if not finite_B.all():
                     passage = self.corpus.passage(rows[int(np.argmin(finite_B))])
-                    raise ValueError(f'the embedding of passage "{passage.id}" is zero or not finite; check the encoder')
+                    raise ValueError(f'the embedding of passage "{passage.id}" is zero or not finite; check its source')
                 shards.write(number, vectors_BD)
 
     def _embed(self, rows: range) -> np.ndarray:
