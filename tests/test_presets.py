@@ -139,7 +139,7 @@ def one_epoch(preset: RunConfig) -> RunConfig:
 
 def test_epochs_decide_the_steps_of_a_run():
     preset = cli.load_preset("memalpha_4b")
-    assert setup.with_steps(preset, 562) is preset
+    assert setup.with_steps(preset, 562) == preset
     five = replace(preset, rl=replace(preset.rl, epochs=5))
     assert setup.with_steps(five, 562).rl.steps == 85
     with pytest.raises(

@@ -26,7 +26,7 @@ def test_a_run_writes_its_files_and_metrics(finished):
     assert run_dir.is_run(finished)
     assert {path.name for path in finished.iterdir()} == {
         *("run.json", "tokenizer", "checkpoints", "metrics.jsonl", "tensorboard", "trajectories"),
-        *("curves.png", "report.html", "data", "index", "inputs.json", "results.json"),
+        *("curves.png", "report.html", "index", "inputs.json", "results.json"),
     }
     facts = read_facts(finished)
     assert facts.training and facts.settings["rl"]["steps"] == 2
