@@ -96,17 +96,18 @@ def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse(SplitQuestions, argv)
         config = flags.run
-        problems = [with_source(problem, file.parent.name) for file in flags.files for problem in read_problems(file)]
+        files = [file.absolute() for file in flags.files]
+        problems = [with_source(problem, file.parent.name) for file in files for problem in read_problems(file)]
         test, tune, train = split(of_kind(problems, config.data.questions), (flags.test, flags.tune), config.seed)
-        files = {"train": train, "tune": tune, "test": test}
+        splits = {"train": train, "tune": tune, "test": test}
         with outputs.new_output_dir(flags.out, "questions") as out:
             if config.retrieval.corpus:
-                files |= generate(config, flags.generated, train, [*tune, *test])
-            for name, chosen in files.items():
+                splits |= generate(config, flags.generated, train, [*tune, *test])
+            for name, chosen in splits.items():
                 rows = ({field: getattr(problem, field) for field in FIELDS} for problem in chosen)
                 lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
                 (out / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
-    print(f"{out}: {', '.join(f'{len(chosen)} questions in {name}.jsonl' for name, chosen in files.items())}")
+    print(f"{out}: {', '.join(f'{len(chosen)} questions in {name}.jsonl' for name, chosen in splits.items())}")
 
 
 def split(problems: Sequence[Problem], sizes: Sequence[int], seed: int) -> list[list[Problem]]:

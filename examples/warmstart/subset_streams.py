@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> None:
 
 def source_of(problem: Problem) -> str:
     """The source that the stream counts for. Raises ValueError for a problem that is not a stream."""
-    if problem.stream is None:
+    if problem.stream is None or problem.golden_answers:
         raise ValueError(f"problem {problem.id!r} is a question: give files of streams")
     return f"{POOLED}*" if problem.stream.source.startswith(POOLED) else problem.stream.source
 

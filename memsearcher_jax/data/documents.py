@@ -87,6 +87,8 @@ def read_passages(folder: Path, document: Path, max_words: int) -> list[dict[str
       ImportError: the extra for documents is not installed.
     """
     source = document.relative_to(folder).as_posix()
+    if source != encodable(source):
+        raise UnreadableDocument(f"{document}: the name is not UTF-8: rename it")
     rows = []
     for section in READERS[document.suffix.lower()](document):
         title = " ".join(TITLE_SEPARATOR.join(section.headings).replace('"', "'").split())

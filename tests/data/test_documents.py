@@ -162,6 +162,7 @@ def test_unreadable_documents_say_why(tmp_path):
         ("closed.pdf", "is encrypted"),
         ("scan.pdf", "contains no text"),
         ("latin.txt", "not UTF-8 (byte 1)"),
+        ("caf\udce9.txt", "the name is not UTF-8"),
     ]:
         with pytest.raises(UnreadableDocument, match=re.escape(f"{tmp_path / name}: {reason}")) as error:
             passages(tmp_path / name)

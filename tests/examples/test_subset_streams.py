@@ -3,6 +3,8 @@
 import json
 from collections import Counter
 
+import pytest
+
 from examples.warmstart import subset_streams
 from memsearcher_jax.data.readers import read_problems
 from memsearcher_jax.runtime.run_dir import located
@@ -63,3 +65,7 @@ def test_a_subset_is_written_without_long_streams(tmp_path, capsys):
     subset = read_problems(out)
     assert [problem for problem in read_problems(file) if not problem.id.endswith("2")] == subset
     assert "4 of 6 streams (2 of squad, 2 of booksum)" in capsys.readouterr().out
+    file.write_text(json.dumps({"context": "A text.", "question": "Who?", "answers": ["Ann"]}))
+    with pytest.raises(SystemExit):
+        subset_streams.main([str(file), "--tokenizer", TOKENIZER, "--out", str(tmp_path / "of a question")])
+    assert "problem 'full/1' is a question" in capsys.readouterr().err
