@@ -207,7 +207,8 @@ class Passage:
 
     @property
     def title(self) -> str:
-        return self.contents.partition("\n")[0].strip().strip('"')
+        line = self.contents.partition("\n")[0].strip()
+        return line[1:-1] if line[:1] == line[-1:] == '"' else line  # a title may have quotes of its own
 
 
 @dataclass(frozen=True)

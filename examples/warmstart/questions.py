@@ -22,7 +22,7 @@ from memsearcher_jax.data.problems import ProblemLoader
 from memsearcher_jax.data.questions import find_name, fold
 from memsearcher_jax.rl.setup import Run
 from memsearcher_jax.runtime.rng import named_rng
-from memsearcher_jax.types import Completion, Generate, Problem, Prompt, ScoredTrajectory, plain_title
+from memsearcher_jax.types import Completion, Generate, Passage, Problem, Prompt, ScoredTrajectory, plain_title
 
 PLAN, ANSWER = "{} Then: {}", "The memory has the answer."
 """Thoughts before a search, and before the answer. What follows is said after what is asked first: a model that begins
@@ -145,7 +145,7 @@ class QuestionDemonstrator:
         """The memory after a search, which decides the next step. `shown`: the passages, clipped to their budget."""
         assert self.wanted is not None, "a memory follows a search"
         (title, query), self.wanted = self.wanted, None
-        titles = [line.strip().strip('"') for line in shown.split("\n")]
+        titles = [Passage("", line).title for line in shown.split("\n")]
         if title not in titles:
             return NOTHING
         self.visited.add(title)

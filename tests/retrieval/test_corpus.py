@@ -68,3 +68,8 @@ def test_errors_name_file_and_line(tmp_path, content, message):
     text = str(caught.value)
     assert text.startswith(f"{path}{message}")
     assert "\n" not in text
+
+
+def test_the_quotes_around_a_title_are_no_part_of_it():
+    contents = ('""Weird Al" Yankovic"\ntext', "Oslo\ntext", ' "Oslo" \r\ntext')
+    assert [Passage("", one).title for one in contents] == ['"Weird Al" Yankovic', "Oslo", "Oslo"]
