@@ -77,8 +77,11 @@ def load(config: DataConfig, directory: Path) -> ProblemSplits:
     splits = make_problems(config) if config.is_synthetic else _stored(config, directory, skipped)
     train, test = (splits.get(split, ()) for split in ("train", "test"))
     excluded = _read_ids(Path(config.exclude)) if config.exclude else frozenset[str]()
-    if excluded and not any(one.id in excluded for one in train):
+    named = {(one.id, one.question) for one in train if one.id in excluded} if excluded else set()
+    if excluded and not named:
         raise ValueError(f"data.exclude {config.exclude}: none of its {len(excluded)} ids is a training problem")
+    if len({id for id, _ in named}) < len(named):  # FlashRAG's benchmarks have the same ids
+        raise ValueError(f"data.exclude {config.exclude}: an id is of two questions: name benchmarks, with data.root")
     return ProblemSplits(_selected(config, train, excluded), _selected(config, test), tuple(skipped))
 
 

@@ -2,6 +2,7 @@ import gzip
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import date
 
 import pyarrow as pa
@@ -348,6 +349,10 @@ def test_problems_of_a_file_are_left_out_of_training(tmp_path):
     assert [one.id for one in left] == [one.id for one in generated if one.id != "train_5"]
     with pytest.raises(ValueError, match=r"data.exclude .*hopeless.jsonl: none of its 1 ids is a training problem"):
         load(config, tmp_path / "data")
+    (tmp_path / "other.jsonl").write_bytes(row(id="1", question="Where?"))
+    (tmp_path / "hopeless.jsonl").write_text('{"id": "1"}\n')
+    with pytest.raises(ValueError, match="an id is of two questions"):
+        load(replace(config, train=(*files, str(tmp_path / "other.jsonl"))), tmp_path / "data")
     for selection in ({"exclude": str(tmp_path / "q.jsonl")}, {"objectives": 5}):
         with pytest.raises(ValueError, match=r"data\.objectives leaves none of 4 problems"):
             load(DataConfig(train=files, **selection), tmp_path / "data")
