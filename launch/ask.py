@@ -37,6 +37,7 @@ from memsearcher_jax.data.documents import (
 )
 from memsearcher_jax.launch import cli, outputs, preconditions
 from memsearcher_jax.launch.activity import announced
+from memsearcher_jax.python_files import described
 from memsearcher_jax.report import console as show
 from memsearcher_jax.types import (
     Call,
@@ -206,8 +207,11 @@ def human_answer(run: Run) -> Callable[[Problem, Console], Outcome]:
             lines = iter(lambda: sys.stdin.readline().rstrip("\n"), "")  # up to an empty one, or the end of the input
             return Completion("\n".join(lines))
 
-        workflow = show_workflow(agent.start(problem, run.tokenizer), run, console)
-        return run_workflow(workflow, generate, lambda request: respond(backends, request))
+        try:
+            workflow = show_workflow(agent.start(problem, run.tokenizer), run, console)
+            return run_workflow(workflow, generate, lambda request: respond(backends, request))
+        except Exception as error:  # of a user's workflow, as in a run
+            return Outcome(StopReason.FAULT, error=described(error))
 
     return answer
 

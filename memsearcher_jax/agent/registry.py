@@ -18,7 +18,7 @@ from memsearcher_jax.agent.memsearcher import MemSearcher
 from memsearcher_jax.agent.react import ReAct
 from memsearcher_jax.agent.search_r1 import SearchR1
 from memsearcher_jax.agent.single_turn import Direct, Rag
-from memsearcher_jax.python_files import load_named
+from memsearcher_jax.python_files import described, load_named
 
 AGENTS: dict[str, type[Agent]] = {
     "memsearcher": MemSearcher,
@@ -36,7 +36,11 @@ def make_agent(
     config: AgentConfig, reward: RewardConfig | None = None, memalpha: MemalphaConfig | None = None
 ) -> Agent:
     """The agent that `config.workflow` names. Raises ValueError or OSError in one line."""
-    return agent_class(config.workflow)(config, reward or RewardConfig(), memalpha or MemalphaConfig())
+    found = agent_class(config.workflow)
+    try:
+        return found(config, reward or RewardConfig(), memalpha or MemalphaConfig())
+    except TypeError as error:  # an __init__ of a user's class
+        raise ValueError(f"agent.workflow {config.workflow}: {described(error)}") from error
 
 
 def agent_class(workflow: str) -> type[Agent]:

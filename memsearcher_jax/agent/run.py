@@ -57,4 +57,6 @@ def run_workflow(
 
 def starts_turn(request: Generate) -> bool:
     """Whether the reply begins a turn; other replies rewrite the memory."""
-    return isinstance(request.text, Prompt) or request.same_turn or request.text[-1].text.endswith(protocol.THINK)
+    if isinstance(request.text, Prompt) or request.same_turn:
+        return True
+    return any(span.text.endswith(protocol.THINK) for span in request.text[-1:])  # () goes on without a text

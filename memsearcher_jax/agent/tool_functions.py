@@ -38,17 +38,19 @@ def file_tools(file: str) -> list[Tool]:
     if not file.endswith(".py"):
         raise ValueError(f"agent.tools {file}: is no Python file; put what is none of its values before --agent.tools")
     module = load(file, "agent.tools")
-    public = [one for name, one in vars(module).items() if inspect.isfunction(one) and not name.startswith("_")]
+    public = [one for name, one in vars(module).items() if not name.startswith("_") and _is_function(one)]
     functions = getattr(module, "TOOLS", [one for one in public if one.__module__ == module.__name__])
-    if not isinstance(functions, list | tuple) or not all(
-        hasattr(inspect.unwrap(one), "__code__") for one in functions
-    ):
+    if not isinstance(functions, list | tuple) or not all(map(_is_function, functions)):
         raise ValueError(f"agent.tools {file}: TOOLS must be a list of functions, found {functions!r:.200}")
     batches = [getattr(one, "batch", None) for one in functions]
     tools = [_tool(one, batch) for one, batch in zip(functions, batches, strict=True) if one not in batches]
     if not tools:
         raise ValueError(f"agent.tools {file}: defines no function")
     return tools
+
+
+def _is_function(value: Any) -> bool:
+    return hasattr(inspect.unwrap(value), "__code__")  # also one that a cache wraps
 
 
 def _tool(function: Callable[..., Any], batch: Callable[..., Any] | None) -> Tool:

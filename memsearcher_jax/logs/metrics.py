@@ -122,7 +122,7 @@ def read_metrics(path: str | Path) -> list[Metrics]:
         try:
             values = {name: decode_float(value) for name, value in record.items()}
             steps.append(values | {"step": operator.index(record["step"])})
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"{where}: no metrics of a step ({error})") from error
     return steps
 

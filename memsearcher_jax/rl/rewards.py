@@ -63,7 +63,7 @@ def agent_rewards(agent: Agent, trajectories: Sequence[Trajectory], scoring: Sco
         names, given = ([(one.problem, one.rollout) for one in some] for some in (found, trajectories))
         if len(scored) != len(found) or names != given:
             raise TypeError(f"rewards returns a ScoredTrajectory for each trajectory, in order, not {scored!r:.200}")
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a command line that it calls may exit
         if not agent.config.workflow.endswith(".py") or isinstance(error, ConnectionError | RunEnded):
             raise
         return [_lost(ScoredTrajectory(one, math.nan), described(error)) for one in trajectories]
@@ -101,7 +101,7 @@ def own_rewards(file: str, scored: Sequence[ScoredTrajectory]) -> list[ScoredTra
                 raise TypeError(f"returned {values!r:.200}: it must be a list")
             if len(values := list(values)) != len(group):
                 raise ValueError(f"{len(values)} rewards for {len(group)} trajectories")
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             rewarded += [_lost(one, described(error)) for one in group]
         else:
             rewarded += map(_rewarded, group, values)

@@ -90,6 +90,7 @@ def test_a_run_of_ones_own_code_is_opened_only_with_the_same_code(small, workdir
 
 def test_a_person_can_play_an_agent_with_tools(workdir, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.StringIO("I know.</think> \\boxed{Ada}\n\n"))
+    (workdir / "my_agent.py").write_text(AGENT.replace("    stop,", "    yield Generate((), 4)\n    stop,"))
     ask.main(["--config", "nano", "--human", "Who?", *OWN])
     played = capsys.readouterr().out
     assert "double" in played and "number=4" in played and "Ada" in played

@@ -84,6 +84,7 @@ def test_what_an_earlier_run_lacked_is_added_to_its_last_step(tmp_path):
         ("[1]", r"metrics\.jsonl:2: a JSON object is needed"),
         ('{"kl": 1}', r"metrics\.jsonl:2: no metrics of a step \('step'\)"),
         ('{"step": 1, "kl": "high"}', "'high' is not a number"),
+        ('{"step": 1, "kl": 1' + "0" * 400 + "}", r"metrics\.jsonl:2: no metrics of a step \(int too large"),
     ],
 )
 def test_a_malformed_line_raises_with_its_number(tmp_path, line, message):

@@ -38,9 +38,10 @@ PROBLEM = Problem("q", "Who?", ("Ada",))
 HEAD = "from memsearcher_jax.types import *\ndef mine(question, *, config, prompts, token_counter):\n"
 OPEN = "    reply = yield Generate(prompts.initial_prompt(question), 5)\n"
 TOOLS = r'''
-import asyncio, time
+import asyncio, functools, time
 from typing import Literal
 
+@functools.cache
 def add(first: int, second: float = 1.0, mode: Literal["sum", "text"] = "sum") -> str:
     """Adds two numbers."""
     return str(first + second)
@@ -83,6 +84,7 @@ def file(tmp_path):
         ("import sys\nsys.exit('needs more')\n", "mine.py: SystemExit: needs more (mine.py, line 2)"),
         ("def f(x: int):\n    pass\nprint(1 / (f.__annotations__['x'] is not int))\n", "(mine.py, line 3)"),
         ("def mine(question):\n    return 3\n", "mine must be a generator function, or a complete class that derives"),
+        ("from memsearcher_jax.agent.react import *\nclass mine(ReAct):\n    __init__ = id\n", "TypeError: id() takes"),
         (HEAD + "    yield 3\n", "the workflow yields 3, and the run's tools are none: see agent.tools"),
         (HEAD + "    yield Call('fly', {})\n", "mine.py, line 3"),
         (HEAD + "    while True:\n    " + OPEN, "the workflow does not end: it made 50 requests"),
@@ -113,6 +115,7 @@ def test_a_mistake_in_an_agent_is_found_before_long_work(source, line, file, mon
     ("source", "line"),
     [
         ("def mine(them):\n    return [1.0]\n", "1 rewards for 2 trajectories"),
+        ("def mine(them):\n    raise SystemExit(3)\n", "SystemExit: 3"),
         ("def mine(them):\n    return [float('nan') for one in them]\n", "returned nan: it must be finite"),
         ("def mine(them):\n    return ['x' for one in them]\n", "returned 'x': it must be a number, or one for"),
         ("def mine(them):\n    return {one.rollout: 1.0 for one in them}\n", "{0: 1.0, 1: 1.0}: it must be a list"),
@@ -257,7 +260,7 @@ def test_tools_are_answered_next_to_the_sampler(engine, params, file, tmp_path):
     trajectory, results = run(engine, params, tools, calls, tool_timeout=1.5, tool_tokens=9)
     texts = [result.text or result.error for result in results]
     assert texts[0] == "2.0" and texts[1] == "TypeError: missing a required argument: 'first'"
-    assert texts[2].startswith("TypeError: can only concatenate str") and texts[2].endswith("mine.py, line 7)")
+    assert texts[2].startswith("TypeError: can only concatenate str") and texts[2].endswith("mine.py, line 8)")
     assert texts[3:6] == ["Ada of 1?", "waited wa", "TimeoutError: no answer in 1.5 s"]
     assert [result.lost for result in results] == [False] * 6 + [True]
     (tmp_path / "log.gz").write_bytes(compress_trajectories([ScoredTrajectory(trajectory, 0.0)]))

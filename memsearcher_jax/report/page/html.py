@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.logs.run_facts import RESULTS_FILE
 from memsearcher_jax.report.evaluation import metrics_table, result_tables
 from memsearcher_jax.report.page import charts, tables
 from memsearcher_jax.report.page.records import TrajectoryRecords, data_elements
@@ -91,8 +92,12 @@ def _about(run: RunData, other: RunData | None) -> str:
 
 def _tables(run: RunData, other: RunData | None, groups: Sequence[TrajectoryGroup]) -> list[str]:
     metrics = {one.name: one.results.get("metrics", {}) for one in (run, other) if one}
-    found = result_tables(run.results) if "evaluation" in run.results else []
-    found += [metrics_table(metrics if other else {"value": metrics[run.name]})] if metrics[run.name] else []
+    try:
+        found = result_tables(run.results) if "evaluation" in run.results else []
+        found += [metrics_table(metrics if other else {"value": metrics[run.name]})] if metrics[run.name] else []
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        names, reason = " or ".join(metrics), f"{type(error).__name__}: {error}"
+        raise ValueError(f"{RESULTS_FILE} of {names} is damaged or of another version ({reason})") from error
     parts = list(map(tables.result_table, found))
     if groups:
         parts.append(tables.stops_table(groups))

@@ -311,9 +311,10 @@ def test_an_invalid_folder_keeps_the_old_page(tmp_path):
     out = tmp_path / "page.html"
     out.write_text("older")
     folder = evaluation(tmp_path / "ev", [scored()])
-    (folder / "results.json").write_text("{")
-    with pytest.raises(ValueError, match=r"results\.json: not JSON"):
-        write_page(folder, out)
+    for text, error in (("{", r"results\.json: not JSON"), ('{"evaluation": {"macro": {}}}', "of another version")):
+        (folder / "results.json").write_text(text)
+        with pytest.raises(ValueError, match=error):
+            write_page(folder, out)
     assert out.read_text() == "older" and sorted(path.name for path in tmp_path.iterdir()) == ["ev", "page.html"]
 
 
