@@ -7,7 +7,7 @@
 
 `program` has version and commit of every process that worked on the run, "+changes" if files differed from the commit.
 A hash is the SHA-256 of names, sizes and contents of files; of a file above 64 MiB, of 64 blocks of 1 MiB at equal
-distances. Synthetic data follows from the settings, and an index names its corpus and its encoder.
+distances. Synthetic data follows from the settings, and the manifest of an index names its corpus and its encoder.
 """
 
 from __future__ import annotations
@@ -130,10 +130,11 @@ def input_hashes(config: RunConfig, step: int | None = None, *, weights: bool = 
 
     `weights`: also of model.path and model.adapter. `step`: of the checkpoint in model.path, if that is a run.
     """
-    model, corpus = config.model, Path(config.retrieval.corpus)
+    model, corpus, index = config.model, Path(config.retrieval.corpus), config.retrieval.index
     hashes = {original: fingerprint(files.values()) for original, files in _small_inputs(config).items()}
-    if corpus.is_file():
-        hashes[str(corpus)] = fingerprint([corpus])
+    for passages in (corpus, Path(index, MANIFEST) if index else corpus):
+        if passages.is_file():
+            hashes[str(passages)] = fingerprint([passages])
     read = {"teacher.path": config.teacher.path}
     if weights:
         read |= {"model.path": model.path, "model.adapter": model.adapter}

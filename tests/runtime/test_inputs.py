@@ -114,6 +114,9 @@ def test_hashes_name_every_input(given, tmp_path):
     assert set(hashes) == data | {"model.path", "model.adapter"}
     assert all(len(one) == 64 for one in hashes.values())
     assert set(input_hashes(given, weights=False)) == data
+    (tmp_path / "manifest.json").write_text("{}")
+    indexed = with_settings(given, {"retrieval.corpus": "", "retrieval.index": str(tmp_path)})
+    assert set(input_hashes(indexed, weights=False)) == data - {given.retrieval.corpus} | {f"{tmp_path}/manifest.json"}
     assert input_hashes(cli.load_preset("tiny")).keys() == {"model.path"}, (
         "packaged templates have the program's commit"
     )
