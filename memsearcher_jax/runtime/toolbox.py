@@ -71,7 +71,7 @@ def mcp_tools(name: str) -> list[Tool]:
     """The tools that a server lists. Raises ConnectionError in one line if it does not answer."""
     server = McpServer(name.removeprefix(MCP))
     try:
-        listed = server.request(lambda client: client.list_tools(), START_SECONDS).tools
+        listed = server.request(_all_tools, START_SECONDS)
     except Exception as error:
         reason = " ".join(str(error).split()) or f"no answer in {START_SECONDS:g} s"
         raise ConnectionError(f"agent.tools {name} lists no tools: {reason}") from error
@@ -92,6 +92,13 @@ def mcp_tools(name: str) -> list[Tool]:
         )
         for one in listed
     ]
+
+
+async def _all_tools(client: Client) -> list[Any]:
+    found, page = [], await client.list_tools()
+    while page.next_cursor:
+        found, page = [*found, *page.tools], await client.list_tools(cursor=page.next_cursor)
+    return [*found, *page.tools]
 
 
 @dataclass

@@ -1,7 +1,9 @@
 """Agents, rewards and tools of a user's own: a mistake is one line with its place, or a fault of one trajectory."""
 
+import asyncio
 import math
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from functools import partial
 
@@ -20,6 +22,7 @@ from memsearcher_jax.rl.probe import probe
 from memsearcher_jax.rl.rewards import RewardFn, own_rewards
 from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
 from memsearcher_jax.rl.tool_executor import tool_backend
+from memsearcher_jax.runtime import toolbox
 from memsearcher_jax.runtime.toolbox import open_tools
 from memsearcher_jax.types import (
     Call,
@@ -279,6 +282,14 @@ def test_calls_that_wait_are_one_batch_where_the_tool_takes_batches(file, tmp_pa
     tool = next(one for one in file_tools(file(TOOLS)) if one.name == "lookup")
     answers = tool_backend(tool).answer([Call("lookup", {"name": name}) for name in "ab"])
     assert [result.text for result in answers] == ["a of 2?", "b of 2?"]
+
+
+def test_all_pages_of_the_tools_of_a_server_are_read():
+    class Paged:
+        async def list_tools(self, cursor="0"):
+            return Namespace(tools=[cursor], next_cursor={"0": "1", "1": "2"}.get(cursor))
+
+    assert asyncio.run(toolbox._all_tools(Paged())) == ["0", "1", "2"]
 
 
 SERVER = '''

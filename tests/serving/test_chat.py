@@ -42,9 +42,9 @@ def ask(client, question, **options):
     )
 
 
-def wait_until_idle(agent):
+def wait_while(busy):
     deadline = time.monotonic() + 20
-    while agent._requests:
+    while busy():
         assert time.monotonic() < deadline, "a request keeps its slot"
         time.sleep(0.02)
 
@@ -91,7 +91,7 @@ def test_a_streamed_answer_equals_the_whole_one(client, questions):
     assert chunks[-1].usage.total_tokens == answer.usage.total_tokens
 
 
-def test_draws_of_a_request(client, questions):
+def test_models_and_draws_of_a_request(client, questions):
     def thoughts(seed, **options):
         answer = ask(client, questions[1], seed=seed, temperature=1.5, max_completion_tokens=40, **options)
         return answer.choices[0].message.reasoning_content
@@ -102,9 +102,6 @@ def test_draws_of_a_request(client, questions):
     assert (short.choices[0].finish_reason, short.usage.completion_tokens) == ("length", 5)
     longer = ask(client, questions[1], max_tokens=30)
     assert longer.usage.completion_tokens <= 30
-
-
-def test_models(client):
     assert [(model.id, model.workflow) for model in client.models.list()] == [("tiny", "memsearcher")]
 
 
@@ -214,12 +211,9 @@ def test_a_client_that_disconnects_frees_its_slot(agent, client, questions, monk
     with pytest.raises(openai.APITimeoutError):
         ask(client, questions[1], timeout=1)
     stream.close()
-    deadline = time.monotonic() + 30
-    while agent.active:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_while(lambda: agent.active)
     release.set()
-    wait_until_idle(agent)
+    wait_while(lambda: agent._requests)
     monkeypatch.undo()
     assert ask(client, questions[0]).choices[0].message.content
 
@@ -237,7 +231,7 @@ def test_limits(agent, client, questions, monkeypatch):
     with pytest.raises(openai.InternalServerError, match="no answer within 0 s") as refused:
         ask(client, questions[0])
     assert refused.value.status_code == 504
-    wait_until_idle(agent)
+    wait_while(lambda: agent._requests)
 
 
 def test_a_fault_is_an_error_and_the_next_request_is_answered(agent, client, questions, monkeypatch):
