@@ -11,6 +11,7 @@ manifest.json  written last; then the folder is renamed
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import time
@@ -159,10 +160,9 @@ class _VectorBuild:
 
     def start(self) -> dict[str, Any]:
         """Record which vectors are made, or check that they are the same; return their entries of the manifest."""
-        if self.precomputed is not None:
-            self._check_precomputed(self.precomputed)
+        embeddings = None if self.precomputed is None else self._checked(self.precomputed)
         vectors = {"encoder": self.model.name, "size": self.shards.size, "dtype": self.shards.dtype}
-        build = {"checksum": self.corpus.checksum, "precomputed": self.precomputed is not None, **vectors}
+        build = {"checksum": self.corpus.checksum, "embeddings": embeddings, **vectors}
         build["max_passage_tokens"] = self.config.max_passage_tokens
         if (self.staging / BUILD).exists():
             stored = json.loads((self.staging / BUILD).read_text())
@@ -176,7 +176,8 @@ class _VectorBuild:
         write_json(self.staging / BUILD, build)
         return {"vectors": vectors, "index_type": self.config.index_type}
 
-    def _check_precomputed(self, precomputed: np.ndarray) -> None:
+    def _checked(self, precomputed: np.ndarray) -> str:
+        """A hash of some of the vectors, which the encoder confirms."""
         if len(precomputed) != len(self.corpus):
             raise ValueError(f"there are {len(precomputed)} precomputed vectors and {len(self.corpus)} passages")
         rows = np.unique(np.linspace(0, len(self.corpus) - 1, COMPARED_ROWS).astype(int))
@@ -192,6 +193,7 @@ class _VectorBuild:
                 f"the precomputed vectors are from another encoder: on {len(rows)} passages their median cosine with "
                 f"this encoder's is {cosine:.3f}; check the encoder, its prompts and the order of the corpus"
             )
+        return hashlib.sha256(given_BD.tobytes()).hexdigest()[:16]
 
     def write_shards(self, share: BuildShard) -> None:
         """Write the missing shards of this process."""

@@ -196,16 +196,18 @@ def test_precomputed_vectors_of_another_encoder_or_corpus_are_errors(tmp_path):
     damaged = vectors.copy()
     damaged[13, 2] = np.inf
     unfilled = np.where(np.arange(len(vectors))[:, None] < 30, vectors, 0)
-    for precomputed, message in [
+    cases = [
         (vectors[:39], "there are 39 precomputed vectors and 40 passages"),
         (vectors[:, :16], "have 16 dimensions, the encoder's 32"),
         (vectors[:, ::-1], "are from another encoder: on 32 passages their median cosine with this encoder's is -?0"),
         (vectors[::-1], "check the encoder, its prompts and the order of the corpus"),
         (damaged, 'the embedding of passage "p13" is zero or not finite'),
         (unfilled, 'the embedding of passage "p30" is zero or not finite'),
-    ]:
+        (vectors + 0.01, r"was started with embeddings '\w+', not '\w+': use the same"),
+    ]
+    for number, (precomputed, message) in enumerate(cases):
         with pytest.raises(ValueError, match=message):
-            build(tmp_path / "i", precomputed=precomputed)
+            build(tmp_path / f"{min(number, 5)}", precomputed=precomputed)
 
 
 def test_recall_is_measured(tmp_path, monkeypatch):
