@@ -101,11 +101,7 @@ def test_missing_file(folder):
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [
-        (
-            "turn",
-            "{{question}}",
-            r"has the slots \{\{question\}\} but must have the slots \{\{question\}\} \{\{memory\}\}",
-        ),
+        ("turn", "{{question}}", r"the slots \{\{question\}\} but must have the slots \{\{question\}\} \{\{mem"),
         ("turn", "{{memory}} {{question}}", "must have the slots"),
         ("system", "Hello {{name}}", r"has the slots \{\{name\}\} but must have no slots"),
         ("passage", "no slot", "has no slots but must have"),

@@ -92,7 +92,7 @@ DOC = '    """D."""\n'
     ],
 )
 def test_the_type_of_a_parameter_is_its_schema(tmp_path, code, schema):
-    (tmp_path / "t.py").write_text(f"import functools\n{code}\n{DOC}\nTOOLS = [f]\n")
+    (tmp_path / "t.py").write_text(f"import functools\n{code}\n{DOC}")
     (tool,) = file_tools(str(tmp_path / "t.py"))
     assert tool.schema["parameters"]["properties"] == {"x": schema}
 

@@ -41,10 +41,9 @@ PROBLEM = Problem("q", "Who?", ("Ada",))
 HEAD = "from memsearcher_jax.types import *\ndef mine(question, *, config, prompts, token_counter):\n"
 OPEN = "    reply = yield Generate(prompts.initial_prompt(question), 5)\n"
 TOOLS = r'''
-import asyncio, functools, time
+import asyncio, time
 from typing import Literal
 
-@functools.cache
 def add(first: int, second: float = 1.0, mode: Literal["sum", "text"] = "sum") -> str:
     """Adds two numbers."""
     return str(first + second)
@@ -263,7 +262,7 @@ def test_tools_are_answered_next_to_the_sampler(engine, params, file, tmp_path):
     trajectory, results = run(engine, params, tools, calls, tool_timeout=1.5, tool_tokens=9)
     texts = [result.text or result.error for result in results]
     assert texts[0] == "2.0" and texts[1] == "TypeError: missing a required argument: 'first'"
-    assert texts[2].startswith("TypeError: can only concatenate str") and texts[2].endswith("mine.py, line 8)")
+    assert texts[2].startswith("TypeError: can only concatenate str") and texts[2].endswith("mine.py, line 7)")
     assert texts[3:6] == ["Ada of 1?", "waited wa", "TimeoutError: no answer in 1.5 s"]
     assert [result.lost for result in results] == [False] * 6 + [True]
     (tmp_path / "log.gz").write_bytes(compress_trajectories([ScoredTrajectory(trajectory, 0.0)]))

@@ -165,11 +165,8 @@ def post(url, body, path="/v1/chat/completions"):
 
 def test_other_errors(url):
     assert post(url, b'{"model": ')[1]["error"]["message"] == "body: JSON decode error"
-    assert post(url, b"{}", "/v1/embeddings") == (404, {"error": error_of("Not Found", "not_found_error", "404")})
-
-
-def error_of(message, kind, code):
-    return {"message": message, "type": kind, "param": None, "code": code}
+    error = {"message": "Not Found", "type": "not_found_error", "param": None, "code": "404"}
+    assert post(url, b"{}", "/v1/embeddings") == (404, {"error": error})
 
 
 JSON = st.recursive(
