@@ -32,21 +32,6 @@ def ranking(*rows):
     return ids(*rows), -np.arange(len(rows), dtype=np.float32)
 
 
-def split(weighted):
-    return [retriever for retriever, _ in weighted], [weight for _, weight in weighted]
-
-
-rankings = st.lists(st.lists(st.integers(0, 30), unique=True, max_size=12).map(lambda rows: ranking(*rows)), max_size=4)
-
-
-@given(rankings, st.integers(1, 12), st.randoms())
-def test_fusion_is_invariant_to_the_order_of_the_rankings(rankings, top_n, random):
-    weighted = [(retriever, 1.0 / number) for number, retriever in enumerate(rankings, start=1)]
-    shuffled = random.sample(weighted, len(weighted))
-    for first, second in zip(fuse(*split(weighted), top_n), fuse(*split(shuffled), top_n), strict=True):
-        assert first == pytest.approx(second)
-
-
 @given(st.lists(st.integers(0, 3).map(float), max_size=20), st.integers(1, 8))
 def test_top_k_equals_a_full_sort(scores, top_n):
     rows, sorted_scores = top_k(np.arange(len(scores)), np.array(scores, np.float32), top_n)

@@ -178,14 +178,11 @@ class _VectorBuild:
 
     def _checked(self, precomputed: np.ndarray) -> str:
         """A hash of some of the vectors, which the encoder confirms."""
-        if len(precomputed) != len(self.corpus):
-            raise ValueError(f"there are {len(precomputed)} precomputed vectors and {len(self.corpus)} passages")
         rows = np.unique(np.linspace(0, len(self.corpus) - 1, COMPARED_ROWS).astype(int))
         encoded_BD = self.model.passages(self.corpus.texts(rows.tolist()))
+        if precomputed.shape != (needed := (len(self.corpus), encoded_BD.shape[1])):
+            raise ValueError(f"the precomputed vectors are {precomputed.shape}, passages and encoder need {needed}")
         given_BD = _unit_vectors(precomputed[rows])
-        sizes = given_BD.shape[1], encoded_BD.shape[1]
-        if sizes[0] != sizes[1]:
-            raise ValueError(f"the precomputed vectors have {sizes[0]} dimensions, the encoder's {sizes[1]}")
         finite_B = np.isfinite(given_BD).all(axis=1)  # vectors that are not finite are reported when they are copied
         cosine = float(np.median(np.sum(encoded_BD[finite_B] * given_BD[finite_B], axis=1)))
         if not cosine >= MIN_COSINE:

@@ -197,8 +197,8 @@ def test_precomputed_vectors_of_another_encoder_or_corpus_are_errors(tmp_path):
     damaged[13, 2] = np.inf
     unfilled = np.where(np.arange(len(vectors))[:, None] < 30, vectors, 0)
     cases = [
-        (vectors[:39], "there are 39 precomputed vectors and 40 passages"),
-        (vectors[:, :16], "have 16 dimensions, the encoder's 32"),
+        (vectors[:39], r"are \(39, 32\), passages and encoder need \(40, 32\)"),
+        (vectors[:, :16], r"are \(40, 16\), passages and encoder need \(40, 32\)"),
         (vectors[:, ::-1], "are from another encoder: on 32 passages their median cosine with this encoder's is -?0"),
         (vectors[::-1], "check the encoder, its prompts and the order of the corpus"),
         (damaged, 'the embedding of passage "p13" is zero or not finite'),
