@@ -91,7 +91,7 @@ def is_done(folder: Path, config: RunConfig) -> bool:
 def code_words(config: RunConfig) -> list[str]:
     """The flags that name the user's code of a run, as a command that opens it needs them."""
     words: dict[str, list[str]] = {}
-    for value, name in own_code(config).items():
+    for name, value in own_code(config):
         words.setdefault(f"--{name}", []).append(value)
     return [word for name, values in words.items() for word in (name, *values)]
 

@@ -84,7 +84,8 @@ def keep_inputs(folder: Path, config: RunConfig, step: int | None) -> Inputs:
 def with_own_inputs(folder: Path, config: RunConfig) -> RunConfig:
     """The config with the run's copies in place of the files that it was given, which may have moved or changed."""
     own, retrieval = read_inputs(folder).copies.items(), config.retrieval
-    copies = {original: str((folder / copy).absolute()) for original, copy in own if original not in own_code(config)}
+    code = [value for _, value in own_code(config)]
+    copies = {original: str((folder / copy).absolute()) for original, copy in own if original not in code}
     if (folder / TOKENIZER).is_dir():
         config = with_settings(config, {"model.tokenizer": str(folder / TOKENIZER)})
     index = copies.pop(retrieval.corpus, "")
@@ -93,11 +94,11 @@ def with_own_inputs(folder: Path, config: RunConfig) -> RunConfig:
     return with_paths(config, lambda path: copies.get(path, path))
 
 
-def own_code(config: RunConfig) -> dict[str, str]:
-    """The user's Python files and the servers of tools that the settings name, with the name of the setting."""
-    named = {config.agent.workflow: "agent.workflow", config.reward.function: "reward.function"}
-    tools = {} if config.agent.replay else dict.fromkeys(config.agent.tools, "agent.tools")
-    return {value: name for value, name in named.items() if value.endswith(".py")} | tools
+def own_code(config: RunConfig) -> list[tuple[str, str]]:
+    """Names of settings with the user's Python files and the servers of tools that they name; a file may be in all."""
+    named = [("agent.workflow", config.agent.workflow), ("reward.function", config.reward.function)]
+    tools = [] if config.agent.replay else [("agent.tools", value) for value in config.agent.tools]
+    return [(name, value) for name, value in named if value.endswith(".py")] + tools
 
 
 def require_same_code(folder: Path, stored: RunConfig, given: RunConfig, words: Iterable[str]) -> None:
@@ -107,12 +108,12 @@ def require_same_code(folder: Path, stored: RunConfig, given: RunConfig, words: 
     """
     flags = {word.partition("=")[0] for word in words}
     hashes, now = read_inputs(folder).hashes, own_code(given)
-    for original, name in own_code(stored).items():
-        if name in now.values() and f"--{name}" not in flags:
+    for name, original in own_code(stored):
+        if name in dict(now) and f"--{name}" not in flags:
             raise ValueError(
                 f"{folder} was made with --{name} {original}: give --{name} again; a run's copy of code never runs"
             )
-        for file in (one for one in now if Path(one).name == Path(original).name and is_python_file(one)):
+        for file in (one for _, one in now if Path(one).name == Path(original).name and is_python_file(one)):
             if hashes.get(original, "") not in ("", fingerprint([Path(file)])):
                 raise ValueError(
                     f"--{name} {file} differs from the file that {folder} was made with: restore that one; its copy "
@@ -186,7 +187,7 @@ def _small_inputs(config: RunConfig) -> dict[str, dict[str, Path]]:
     prompts = config.agent.prompts
     if prompts not in packaged() and Path(prompts).is_dir():
         found[prompts] = {file.name: file for file in sorted(Path(prompts).glob("*.txt"))}
-    found |= {file: {Path(file).name: Path(file)} for file in own_code(config) if Path(file).is_file()}
+    found |= {file: {Path(file).name: Path(file)} for _, file in own_code(config) if Path(file).is_file()}
     data, root = config.data, hub.local_root(config.data.root)
     if Path(data.exclude).is_file():
         found[data.exclude] = {Path(data.exclude).name: Path(data.exclude)}

@@ -88,11 +88,13 @@ def test_nothing_is_said_of_what_has_not_changed(given, run):
     assert with_own_inputs(run.parent, given) == given, "a folder without inputs.json"
 
 
-def test_the_command_of_a_tool_server_is_no_file(given, run):
-    config = with_settings(given, {"agent.tools": ("mcp:python /home/me/server.py",)})
-    require_same_code(run, config, config, ["--agent.tools"])
-    with pytest.raises(ValueError, match=r"give --agent\.tools again"):
-        require_same_code(run, config, config, [])
+@pytest.mark.parametrize("code", ["mcp:python /home/me/server.py", __file__])
+def test_each_setting_names_its_code_again_also_that_of_one_file(code, given, run):
+    config = with_settings(given, {"agent.tools": (code,), "reward.function": __file__})
+    require_same_code(run, config, config, ["--agent.tools", "--reward.function"])
+    for one, other in (("agent.tools", "reward.function"), ("reward.function", "agent.tools")):
+        with pytest.raises(ValueError, match=f"give --{other} again"):
+            require_same_code(run, config, config, [f"--{one}"])
 
 
 def test_changed_weights_and_changed_copies_are_errors(given, run, tmp_path):
