@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 
@@ -64,7 +65,8 @@ def read_passages(source: Source) -> Iterator[tuple[str, Passage]]:
     for location, line in numbered_lines(source):
         try:
             row = parse_object(location, line)
-            passage = Passage(id_field(location, row), text_field(location, row, "contents"))
+            contents = normalize("NFC", text_field(location, row, "contents"))  # as golden answers are
+            passage = Passage(id_field(location, row), contents)
         except MalformedRow as error:
             example = r'{"id": "7", "contents": "\"Title\"\nText"}'
             raise MalformedRow(f"{error}; a line of a corpus is like {example}") from error

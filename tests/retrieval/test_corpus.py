@@ -12,7 +12,7 @@ GOOD = b'{"id": "0", "contents": "\\"A\\"\\nfirst"}\n'
 
 
 def test_reads_plain_and_compressed_files(tmp_path):
-    rows = [{"id": "0", "contents": '"Łódź"\n𝄞 café'}, {"id": 7, "contents": "漢字\u2028line"}]
+    rows = [{"id": "0", "contents": '"Łódź"\n𝄞 cafe\u0301'}, {"id": 7, "contents": "漢字\u2028line"}]
     text = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode()
     plain, compressed = tmp_path / "c.jsonl", tmp_path / "c.jsonl.gz"
     plain.write_bytes(text)

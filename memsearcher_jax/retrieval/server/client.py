@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar
+from unicodedata import normalize
 
 from memsearcher_jax.retrieval.config import MAX_QUERY_CHARS
 from memsearcher_jax.types import Passage, encodable
@@ -148,4 +149,4 @@ def _passage(document: dict[str, Any], score: float) -> Passage:
         raise TypeError(f"contents of type {type(contents).__name__}")
     if not math.isfinite(score := float(score)):
         raise ValueError(f"a score is {score}")
-    return Passage(encodable(str(document["id"])), encodable(contents), score)
+    return Passage(encodable(str(document["id"])), normalize("NFC", encodable(contents)), score)

@@ -104,8 +104,8 @@ def test_queries_and_passages(serving):
 
 
 def test_passages_are_text_that_can_be_encoded(serving):
-    url, _ = serving(answering([[[{"id": "a\ud800", "contents": "b\udfff"}]], [[1]]]))
-    assert SearchClient(url).search(["Who?"], 1) == [[Passage("a?", "b?", 1.0)]]
+    url, _ = serving(answering([[[{"id": "a\ud800", "contents": "be\u0301\udfff"}]], [[1]]]))
+    assert SearchClient(url).search(["Who?"], 1) == [[Passage("a?", "b\u00e9?", 1.0)]]
 
 
 @pytest.mark.parametrize(
