@@ -50,6 +50,7 @@ READ_OR_HARMLESS = {
 }
 """Keys of config.json that are read here, and those of dropout, the pooler and the type of the weights."""
 
+SENTENCE_CONFIG = "config_sentence_transformers.json"
 MODULES = {"Transformer", "Pooling", "Normalize"}
 """Supported modules of a sentence-transformers encoder; vectors are normalised in any case."""
 
@@ -228,7 +229,7 @@ def _sentence_settings(directory: Path, limit: int) -> dict[str, Any]:
     tokens = transformer.get("max_seq_length") or tokenizer.get("model_max_length") or limit
     if not isinstance(tokens, int | float) or tokens < 1:
         raise ValueError(f"{directory}: max_seq_length or model_max_length is {tokens!r}, expected a number of tokens")
-    prompts = _optional_json(file := directory / "config_sentence_transformers.json").get("prompts") or {}
+    prompts = _optional_json(file := directory / SENTENCE_CONFIG).get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
         raise ValueError(f"{file}: prompts must be an object of texts: copy it again")
     return {
@@ -252,6 +253,9 @@ def _pooling(directory: Path) -> Literal["mean", "cls"]:
         raise ValueError(f"{index}: module {unknown[0]} is not supported, only {', '.join(sorted(MODULES))} are")
     if "Pooling" not in modules:
         raise ValueError(f"{index} lists no Pooling module, which makes one vector of a text")
+    similarity = _optional_json(file := directory / SENTENCE_CONFIG).get("similarity_fn_name")
+    if "Normalize" not in modules and similarity not in (None, "cosine"):
+        raise ValueError(f"{file}: similarity_fn_name {similarity!r} depends on lengths, only 'cosine' is supported")
     path = resolve_inside(directory, modules["Pooling"], named_by=index) / "config.json"
     settings = _optional_json(path)
     if not settings.get("include_prompt", True):

@@ -123,6 +123,11 @@ def test_roberta_positions_start_after_the_padding_id(folder):
             {"modules.json": ST_MODULES, "1_Pooling/config.json": {"pooling_mode": "cls", "include_prompt": False}},
             "include_prompt = False is not supported, only True is",
         ),
+        (
+            {},
+            {"modules.json": ST_MODULES[:2], "config_sentence_transformers.json": {"similarity_fn_name": "dot"}},
+            "similarity_fn_name 'dot' depends on lengths, only 'cosine'",
+        ),
         ({}, {"modules.json": [{"path": ""}]}, "modules.json has an entry without a type"),
         ({"pad_token_id": None}, {}, "pad_token_id is missing: set it to the id of the tokenizer's padding token"),
         ({}, {"modules.json": {}}, "holds a dict, expected a JSON array"),
