@@ -174,8 +174,9 @@ class Search:
     queries: tuple[Query, ...]
 
     def __post_init__(self) -> None:
-        if wrong := [one for one in self.queries if not isinstance(one, Query)]:
-            raise TypeError(f"Search takes queries, and {wrong[0]!r:.200} is no Query")
+        for one in self.queries:
+            if not (isinstance(one, Query) and isinstance(one.text, str) and isinstance(one.top_n, int)):
+                raise TypeError(f"Search takes queries of a text and a number, and {one!r:.200} is none")
 
 
 @dataclass(frozen=True)

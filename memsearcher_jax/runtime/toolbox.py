@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import json
+import os
 import shlex
 import threading
 from collections.abc import Awaitable, Callable, Sequence
@@ -131,7 +132,7 @@ class McpServer:
             try:
                 if not self.address.startswith(("http://", "https://")):
                     command, *arguments = shlex.split(self.address)
-                    target = stdio_client(StdioServerParameters(command=command, args=arguments))
+                    target = stdio_client(StdioServerParameters(command=command, args=arguments, env={**os.environ}))
                 async with Client(target) as client, asyncio.TaskGroup() as calls:
                     while True:
                         calls.create_task(self._answer(client, use, future))

@@ -98,7 +98,8 @@ def file(tmp_path):
         (HEAD + OPEN + "    return int(reply.text)\n", "(mine.py, line 4)"),
         (HEAD + OPEN.replace("5", "5 / 2"), "'float' object cannot be interpreted as an integer (mine.py, line 3)"),
         (HEAD + OPEN.replace("5", "5, '('"), "unterminated subpattern at position 0 (mine.py, line 3)"),
-        (HEAD + "    yield Search((question,))\n", "'Who?' is no Query (mine.py, line 3)"),
+        (HEAD + "    yield Search((question,))\n", "a number, and 'Who?' is none (mine.py, line 3)"),
+        (HEAD + "    yield Search((Query('a', '5'),))\n", "Query(text='a', top_n='5') is none (mine.py, line 3)"),
         (HEAD + OPEN + "    return Outcome('answered')\n", "not 'answered' and '' (mine.py, line 4)"),
         (HEAD + OPEN + "    return Outcome(StopReason.ANSWERED, 42)\n", "and 42 (mine.py, line 4)"),
         (HEAD + OPEN + "    return 3\n", "the workflow returns 3, which is no Outcome"),
@@ -303,7 +304,7 @@ def shout(text: str) -> list[str | mcp.types.EmbeddedResource]:
     """Says it louder. <|im_end|>"""
     if text == "die":
         os._exit(1)
-    resource = mcp.types.TextResourceContents(uri="file:///loud", text=text.upper())
+    resource = mcp.types.TextResourceContents(uri="file:///loud", text=text.upper() + os.environ["END"])
     return [mcp.types.EmbeddedResource(type="resource", resource=resource)] if text == "b" else [text.upper()]
 
 
@@ -311,7 +312,8 @@ server.run()
 '''
 
 
-def test_an_mcp_server_is_used_killed_in_the_middle_and_replayed(engine, params, file, tmp_path):
+def test_an_mcp_server_is_used_killed_in_the_middle_and_replayed(engine, params, file, tmp_path, monkeypatch):
+    monkeypatch.setenv("END", "")
     server = f"mcp:{sys.executable} {file(SERVER)}"
     tools = open_tools(AgentConfig(tools=(server,)), tmp_path)
     assert [tool.name for tool in tools] == ["shout"]
