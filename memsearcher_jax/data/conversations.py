@@ -55,7 +55,7 @@ def _longmemeval(entry: dict[str, Any], max_words: int) -> tuple[str, list[str],
     kind = entry["question_type"] + ("_abs" if "_abs" in entry["question_id"] else "")
     question = valid_text("The date is " + entry["question_date"] + ". " + entry["question"])
     marked = [turn["content"] for _, session in sessions for turn in session if turn.get("has_answer")]
-    asked = StreamQuestion(question, valid_text(str(entry["answer"])), kind, tuple(map(valid_text, marked)))
+    asked = StreamQuestion(question, _answer(entry["answer"]), kind, tuple(map(valid_text, marked)))
     return entry["question_id"], _chunks(turns, max_words), [asked]
 
 
@@ -73,11 +73,18 @@ def _locomo(entry: dict[str, Any], max_words: int) -> tuple[str, list[str], list
     questions = []
     for asked in entry["qa"]:
         kind = LOCOMO_CATEGORIES[asked["category"]]
-        answer = "Not mentioned" if kind == "adversarial" else valid_text(str(asked["answer"]))
+        answer = "Not mentioned" if kind == "adversarial" else _answer(asked["answer"])
         named = _TURN_ID.findall(" ".join(asked.get("evidence") or ()))  # a text of the list may name several turns
         evidence = tuple(texts[name] for name in dict.fromkeys(named) if name in texts)
         questions.append(StreamQuestion(valid_text(asked["question"]), answer, kind, evidence))
     return str(entry["sample_id"]), _chunks(turns, max_words), questions
+
+
+def _answer(value: Any) -> str:
+    """Some answers are numbers."""
+    if not isinstance(value, str | int):
+        raise TypeError(f"an answer is {value!r}")
+    return valid_text(str(value))
 
 
 def _chunks(sessions: Sequence[tuple[str, Sequence[str]]], max_words: int) -> list[str]:

@@ -127,6 +127,7 @@ def test_long_sessions_are_divided_between_turns_and_sentences(tmp_path):
         (longmemeval(haystack_dates=[]), "neither a question of LongMemEval nor a conversation of LoCoMo"),
         (longmemeval(haystack_dates=[], haystack_sessions=[]), "has 0 chunks of text and 1 questions"),
         ({"sample_id": "1", "conversation": {}}, "KeyError: 'qa'"),
+        (longmemeval(answer=None), r"LoCoMo \(TypeError: an answer is None\)"),
         (3, "a JSON object is needed, found int"),
     ],
 )
@@ -144,7 +145,7 @@ def test_a_file_without_entries_is_an_error(tmp_path, content, message):
     (tmp_path / "s.json").write_text(content)
     with pytest.raises(ValueError, match=message):
         read_problems(tmp_path / "s.json")
-    with pytest.raises(FileNotFoundError, match="No such file"):
+    with pytest.raises(FileNotFoundError, match="no such file"):
         read_problems(tmp_path / "none.json")
 
 
