@@ -6,6 +6,7 @@ Standard library only, so that the same workflow runs in training, in evaluation
 from __future__ import annotations
 
 import enum
+import json
 import operator
 import re
 from collections.abc import Callable, Generator, Sequence
@@ -185,6 +186,10 @@ class Call:
 
     tool: str
     arguments: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        """What no file can hold is an error of the line that makes the request."""
+        json.dumps(self.arguments, allow_nan=False)
 
 
 @dataclass(frozen=True)

@@ -172,8 +172,8 @@ def _decoder(kind: Any) -> Callable[[Any], Any]:
     if origin is tuple:
         return lambda value: tuple(map(_decoder(members[0]), _checked(list, value)))
     if origin is dict:
-        inner = float | int if members[1] is int else members[1]  # counts of an agent that is not ours
-        return lambda value: {name: decode(inner, one) for name, one in _checked(dict, value).items()}
+        inner = _count if members[1] is int else _decoder(members[1])
+        return lambda value: {name: inner(one) for name, one in _checked(dict, value).items()}
     if kind in (int, str):
         return partial(_checked, kind)
     if kind is bool:
@@ -191,6 +191,12 @@ def _decode_fields(kind: Any, hints: dict[str, Any], value: Any) -> Any:
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name}: {error}") from error
     return kind(**decoded)
+
+
+def _count(value: Any) -> float:
+    """A count, which an agent that is not ours may write as a fraction or a flag."""
+    number = decode_float(+value if isinstance(value, bool) else value)
+    return value if isinstance(value, int) else number
 
 
 def _checked(kind: type, value: Any) -> Any:

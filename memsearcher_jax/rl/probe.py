@@ -15,7 +15,6 @@ from memsearcher_jax.agent.run import checked, run_workflow
 from memsearcher_jax.agent.tool_functions import file_tools
 from memsearcher_jax.config import RunConfig, agent_of
 from memsearcher_jax.data.problems import make_problems
-from memsearcher_jax.logs.trajectories import decode_trajectory, encode_trajectory
 from memsearcher_jax.python_files import described
 from memsearcher_jax.rl.batch import make_rollout_batch
 from memsearcher_jax.rl.config import RLConfig
@@ -87,13 +86,11 @@ def probe(agent: Agent, counter: TokenCounter, problem: Problem) -> None:
     for named, scored in tried:
         for one in scored:
             if one.trajectory.outcome.stop is not trajectory.outcome.stop:
-                raise ValueError(f"{named}: {one.reason}")
+                raise ValueError(f"{named}: {one.trajectory.outcome.error}")
         try:
             trajectory_metrics(make_rollout_batch(scored, RolloutStats(), RLConfig()).summaries, agent)
-            for one in scored:  # what another type has, no reader of the files accepts
-                decode_trajectory("a trajectory", encode_trajectory(one))
         except Exception as error:
-            raise ValueError(f"{named}: its trajectories cannot be written: {described(error)}") from error
+            raise ValueError(f"{named}: its trajectories have no metrics: {described(error)}") from error
 
 
 def _trajectory(agent: Agent, counter: TokenCounter, problem: Problem) -> Trajectory:

@@ -14,11 +14,12 @@ import jax
 import numpy as np
 
 from memsearcher_jax.agent.base import Agent, Complete, ReadingAgent, Scoring
+from memsearcher_jax.logs.trajectories import decode_trajectory, encode_trajectory
 from memsearcher_jax.python_files import described, load_named
 from memsearcher_jax.rl.completers import Completer
 from memsearcher_jax.runtime.ending import RunEnded
 from memsearcher_jax.runtime.tokenizer import ChatTokenizer
-from memsearcher_jax.types import Completion, Prompt, ScoredTrajectory, StopReason, Trajectory
+from memsearcher_jax.types import Completion, Outcome, Prompt, ScoredTrajectory, StopReason, Trajectory
 
 REWARD_DRAWS = 2**31 - 1  # folded into the key, so that answers and trajectories draw from different streams
 LARGEST = float(np.finfo(np.float32).max)  # reward: advantages are computed in float32
@@ -57,6 +58,8 @@ class RewardFn:
 
 def agent_rewards(agent: Agent, trajectories: Sequence[Trajectory], scoring: Scoring) -> list[ScoredTrajectory]:
     """The rewards of the agent. What a user's agent says wrong, or raises, makes faults, without a reward."""
+    if is_own := agent.config.workflow.endswith(".py"):
+        trajectories = list(map(_writable, trajectories))
     try:
         scored = list(agent.rewards(trajectories, scoring))
         found = [one.trajectory for one in scored if isinstance(one, ScoredTrajectory)]
@@ -64,10 +67,20 @@ def agent_rewards(agent: Agent, trajectories: Sequence[Trajectory], scoring: Sco
         if len(scored) != len(found) or names != given:
             raise TypeError(f"rewards returns a ScoredTrajectory for each trajectory, in order, not {scored!r:.200}")
     except (Exception, SystemExit) as error:  # a command line that it calls may exit
-        if not agent.config.workflow.endswith(".py") or isinstance(error, ConnectionError | RunEnded):
+        if not is_own or isinstance(error, ConnectionError | RunEnded):
             raise
         return [_lost(ScoredTrajectory(one, math.nan), described(error)) for one in trajectories]
     return [_checked(one, agent) for one in scored]
+
+
+def _writable(trajectory: Trajectory) -> Trajectory:
+    """The trajectory, or a fault in place of an outcome that no reader of the files accepts."""
+    try:
+        decode_trajectory("read back", encode_trajectory(ScoredTrajectory(replace(trajectory, contexts=()), 0.0)))
+        return trajectory
+    except Exception as error:
+        outcome = Outcome(StopReason.FAULT, error=f"its trajectory cannot be written: {described(error)}")
+        return replace(trajectory, outcome=outcome, tool_results=())
 
 
 def _checked(scored: ScoredTrajectory, agent: Agent) -> ScoredTrajectory:
@@ -82,7 +95,8 @@ def _checked(scored: ScoredTrajectory, agent: Agent) -> ScoredTrajectory:
     contexts = len(scored.trajectory.contexts)
     if len(each) != contexts and (each or agent.rewards_per == "context"):
         return _lost(scored, f"rewards returned {len(each)} context_rewards for {contexts} contexts")
-    return replace(scored, reward=reward, scores=scores, context_rewards=tuple(each))
+    reason = str(scored.reason)
+    return replace(scored, reward=reward, reason=reason, scores=scores, context_rewards=tuple(each))
 
 
 def own_rewards(file: str, scored: Sequence[ScoredTrajectory]) -> list[ScoredTrajectory]:

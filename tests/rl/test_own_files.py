@@ -89,6 +89,7 @@ def file(tmp_path):
         ("from memsearcher_jax.agent.react import *\nclass mine(ReAct):\n    __init__ = id\n", "TypeError: id() takes"),
         (HEAD + "    yield 3\n", "the workflow yields 3, and the run's tools are none: see agent.tools"),
         (HEAD + "    yield Call('fly', {})\n", "mine.py, line 3"),
+        (HEAD + "    yield Call('fly', {1: {2}})\n", "Object of type set is not JSON serializable (mine.py, line 3)"),
         (HEAD + "    while True:\n    " + OPEN, "the workflow does not end: it made 50 requests"),
         # Not a busy loop: nothing can end its thread, which would take half of the time of all later tests.
         (
@@ -191,10 +192,11 @@ def test_no_reward_of_an_agent_makes_one_of_a_fault(file):
     answered, lost = RewardFn(agent, TOKENIZER)(batch, jax.random.key(0), print)
     assert answered.reward == 1.0 and lost.trajectory == batch[1] and lost.scores == {}
     assert all(map(math.isnan, (lost.reward, *lost.context_rewards))) and len(lost.context_rewards) == 2
-    (late,) = RewardFn(agent, TOKENIZER)([scored("", 0).trajectory], jax.random.key(0), print)
-    assert late.trajectory.outcome.stop is StopReason.FAULT and late.reason.startswith(
-        "KeyError: 'late' (mine.py, line"
-    )
+    wrong = replace(batch[0], outcome=Outcome(StopReason.ANSWERED, "abc", ("no turn",)))
+    for given, reason in (([batch[0], wrong], "cannot be written: "), ([scored("", 0).trajectory], "'late' (mine.")):
+        *_, late = RewardFn(agent, TOKENIZER)(given, jax.random.key(0), print)
+        assert late.trajectory.outcome.stop is StopReason.FAULT and reason in late.trajectory.outcome.error
+        compress_trajectories([late])
 
 
 @pytest.mark.parametrize(
