@@ -88,7 +88,9 @@ def probe(agent: Agent, counter: TokenCounter, problem: Problem) -> None:
             if one.trajectory.outcome.stop is not trajectory.outcome.stop:
                 raise ValueError(f"{named}: {one.trajectory.outcome.error}")
         try:
-            trajectory_metrics(make_rollout_batch(scored, RolloutStats(), RLConfig()).summaries, agent)
+            metrics = trajectory_metrics(make_rollout_batch(scored, RolloutStats(), RLConfig()).summaries, agent)
+            if "step" in metrics:
+                raise ValueError("step is the name of no metric, and of no count or score")
         except Exception as error:
             raise ValueError(f"{named}: its trajectories have no metrics: {described(error)}") from error
 

@@ -104,6 +104,7 @@ def file(tmp_path):
         (HEAD + OPEN + "    return Outcome('answered')\n", "not 'answered' and '' (mine.py, line 4)"),
         (HEAD + OPEN + "    return Outcome(StopReason.ANSWERED, 42)\n", "and 42 (mine.py, line 4)"),
         (HEAD + OPEN + "    return 3\n", "the workflow returns 3, which is no Outcome"),
+        (HEAD + OPEN + "    return Outcome(StopReason.ANSWERED, '', (), {'step': 1})\n", "step is the name of no me"),
     ],
 )
 def test_a_mistake_in_an_agent_is_found_before_long_work(source, line, file, monkeypatch):
