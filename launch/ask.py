@@ -207,11 +207,8 @@ def human_answer(run: Run) -> Callable[[Problem, Console], Outcome]:
             lines = iter(lambda: sys.stdin.readline().rstrip("\n"), "")  # up to an empty one, or the end of the input
             return Completion("\n".join(lines))
 
-        try:
-            workflow = show_workflow(agent.start(problem, run.tokenizer), run, console)
-            return run_workflow(workflow, generate, lambda request: respond(backends, request))
-        except Exception as error:  # of a user's workflow, as in a run
-            return Outcome(StopReason.FAULT, error=described(error))
+        workflow = show_workflow(agent.start(problem, run.tokenizer), run, console)
+        return run_workflow(workflow, generate, lambda request: respond(backends, request))
 
     return answer
 
@@ -229,6 +226,8 @@ def show_workflow(
             request = workflow.send(response)
         except StopIteration as end:
             return end.value
+        except Exception as error:  # of a user's workflow: a fault, as in a run
+            return Outcome(StopReason.FAULT, error=described(error))
         if not isinstance(request, Generate):
             response = yield request
             if isinstance(request, Call):
