@@ -84,8 +84,7 @@ def main(argv: Sequence[str]) -> None:
 
             probe_files(config)
             topology = tpu_plan.find_topology(flags.topology)
-            plan = plan_fastest if flags.suggest else plan_run
-            result = plan(config, flags, topology, begin)
+            result = (plan_fastest if flags.suggest else plan_run)(config, flags, topology, begin)
     outputs.write_json(flags.json, result)
     if not result["fits"]:
         ways = "fewer sampling.slots or sampling.kv_tokens, a larger slice, --suggest, --model.remat nothing_saveable"

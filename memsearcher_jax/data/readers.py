@@ -82,9 +82,10 @@ def with_source(problem: Problem, source: str) -> Problem:
 def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
     """("file, entry number", entry) of every entry of a list. Other files are JSON Lines, as Hugging Face's datasets
     writes them."""
-    content = b"".join(line for _, line in numbered_lines(path))
+    lines = list(numbered_lines(path))
+    content = b"".join(line for _, line in lines)
     if not content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-        yield from numbered_lines(path)
+        yield from lines
         return
     try:
         entries = json.loads(content)

@@ -49,7 +49,7 @@ from memsearcher_jax.types import (
 )
 
 STEP_FILES, HOST_FILES = (f"{kind}.jsonl.gz" for kind in ("step_" + "[0-9]" * 6, "host_" + "[0-9]" * 4))
-"""Patterns of the files of a training run and of an evaluation: a copy beside them has another name."""
+"""Patterns of the files of a training run and of an evaluation: a copy in the same folder has another name."""
 JSON_NAMES = {int: "whole number", bool: "flag", str: "text", list: "list", dict: "object"}
 
 

@@ -133,9 +133,8 @@ def input_hashes(config: RunConfig, step: int | None = None, *, weights: bool = 
     """
     model, corpus, index = config.model, Path(config.retrieval.corpus), config.retrieval.index
     hashes = {original: fingerprint(files.values()) for original, files in _small_inputs(config).items()}
-    for passages in (corpus, Path(index, MANIFEST) if index else corpus):
-        if passages.is_file():
-            hashes[str(passages)] = fingerprint([passages])
+    passages = [corpus, Path(index, MANIFEST)] if index else [corpus]
+    hashes |= {str(file): fingerprint([file]) for file in passages if file.is_file()}
     read = {"teacher.path": config.teacher.path}
     if weights:
         read |= {"model.path": model.path, "model.adapter": model.adapter}
