@@ -57,6 +57,7 @@ def multi_context_advantages(
             float(advantage),
             number,
             is_correct,
+            context.version,
             hint=hints_C[number][0] if hints_C else (),
             hint_place=hints_C[number][1] if hints_C else 0,
         )

@@ -26,7 +26,7 @@ from memsearcher_jax.training.packing import TrainingExample
 from memsearcher_jax.types import ScoredTrajectory, StopReason, TrajectorySummary
 
 TOKEN_FIELDS = {"ids": np.int32, "logprobs": np.float32, "sampled": np.bool_, "hint": np.int32}
-FIELDS = {"advantage": np.float64, "number": np.int32, "correct": np.bool_, "hint_place": np.int32}
+FIELDS = {"advantage": np.float64, "number": np.int32, "correct": np.bool_, "version": np.int32, "hint_place": np.int32}
 """Of a TrainingExample, as they travel: with an entry for each token, or one in all."""
 
 

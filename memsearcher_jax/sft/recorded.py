@@ -138,8 +138,8 @@ def _example(where: str, context: Context, tokenizer: ChatTokenizer, vocab_size:
         raise ValueError(f"{where}: a context must hold token ids, the first of which was not sampled")
     if (unknown := ids[(ids < 0) | (ids >= vocab_size)]).size:
         raise ValueError(f"{where}: {OTHER_MODEL}: model.vocab_size {vocab_size} has no token {unknown[0]}")
-    logprobs = np.array(context.logprobs, np.float32)
-    return TrainingExample(ids.astype(np.int32), logprobs, np.array(context.sampled, bool), 1.0)
+    logprobs, sampled = np.array(context.logprobs, np.float32), np.array(context.sampled, bool)
+    return TrainingExample(ids.astype(np.int32), logprobs, sampled, 1.0, version=context.version)
 
 
 def _share(seed: int, problem: str) -> float:

@@ -35,11 +35,10 @@ def advantages(batch: PackedBatch) -> tuple[PackedBatch, jax.Array]:
     an advantage: Lu et al. 2025, "On-Policy Distillation").
     """
     assert batch.ref_logprob_BT is not None and batch.teacher_weight_BT is not None, "the objective has a teacher"
-    mask_BT = batch.mask_BT
-    log_ratio_BT = jnp.where(mask_BT, batch.old_logprob_BT - batch.ref_logprob_BT, 0)
+    log_ratio_BT = jnp.where(batch.mask_BT, batch.old_logprob_BT - batch.ref_logprob_BT, 0)
     advantage_BT = batch.advantage_BT - batch.teacher_weight_BT * log_ratio_BT
     batch = replace(batch, advantage_BT=advantage_BT, teacher_weight_BT=None)
-    return constrain_rows(batch), masked.mean(log_ratio_BT, mask_BT)
+    return constrain_rows(batch), masked.mean(log_ratio_BT, batch.count_BT)
 
 
 def with_hint(example: TrainingExample, seq_len: int) -> TrainingExample:

@@ -71,9 +71,8 @@ def surrogate(
     With r = exp(logprob - old_logprob) and the advantage A, a token's loss is
     max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), bounded by -A dual_clip where A < 0.
     """
-    mask_BT = mask_BT != 0
-    log_ratio_BT = jnp.where(mask_BT, logprob_BT - old_logprob_BT, 0)
-    advantage_BT = jnp.where(mask_BT, advantage_BT, 0)
+    log_ratio_BT = jnp.where(mask_BT != 0, logprob_BT - old_logprob_BT, 0)
+    advantage_BT = jnp.where(mask_BT != 0, advantage_BT, 0)
     ratio_BT = policy_ratio(log_ratio_BT)
 
     unclipped_BT = -advantage_BT * ratio_BT

@@ -32,12 +32,12 @@ def grpo_loss(
     The metrics `kl`, `entropy` and `teacher_kl` are means over the trained tokens in nats, whatever the aggregate.
     """
     logprob_BT, entropy_BT, teacher_BT = scores
-    loss_BT, metrics = grpo.surrogate(config, logprob_BT, batch.old_logprob_BT, batch.advantage_BT, batch.mask_BT)
+    loss_BT, metrics = grpo.surrogate(config, logprob_BT, batch.old_logprob_BT, batch.advantage_BT, batch.count_BT)
     if config.tis_cap:
         assert batch.tis_weight_BT is not None, "old_logprobs is trainer"
         loss_BT *= batch.tis_weight_BT
-        metrics["tis_weight_mean"] = masked.mean(batch.tis_weight_BT, batch.mask_BT)
-        metrics["tis_capped_fraction"] = masked.mean(batch.tis_weight_BT >= config.tis_cap, batch.mask_BT)
+        metrics["tis_weight_mean"] = masked.mean(batch.tis_weight_BT, batch.count_BT)
+        metrics["tis_capped_fraction"] = masked.mean(batch.tis_weight_BT >= config.tis_cap, batch.count_BT)
     policy_loss = masked.weighted_sum(loss_BT, weight_BT)
     loss = policy_loss - config.entropy_coefficient * masked.weighted_sum(entropy_BT, weight_BT)
     if config.kl_coefficient:
@@ -55,7 +55,7 @@ def grpo_loss(
         "loss": loss,
         "policy_loss": policy_loss,
         "entropy": _token_mean(entropy_BT, batch),
-        "trained_tokens": jnp.sum(batch.mask_BT != 0),
+        "trained_tokens": jnp.sum(batch.count_BT),
     }
 
 
@@ -71,12 +71,12 @@ def sft_loss(
     loss = masked.weighted_sum(-logprob_BT, weight_BT)
     return loss, {
         "loss": loss,
-        "forward_kl": masked.mean(batch.old_logprob_BT - logprob_BT, batch.mask_BT),
+        "forward_kl": masked.mean(batch.old_logprob_BT - logprob_BT, batch.count_BT),
         "entropy": _token_mean(entropy_BT, batch),
-        "trained_tokens": jnp.sum(batch.mask_BT != 0),
+        "trained_tokens": jnp.sum(batch.count_BT),
     }
 
 
 def _token_mean(x_BT: jax.Array, batch: PackedBatch) -> jax.Array:
     # Not masked.mean: with the aggregate "token-mean" the metric is the loss's own term to the bit.
-    return masked.weighted_sum(x_BT, masked.token_weights(batch.mask_BT, "token-mean", batch.segment_BT))
+    return masked.weighted_sum(x_BT, masked.token_weights(batch.count_BT, "token-mean", batch.segment_BT))

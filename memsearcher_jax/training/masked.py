@@ -1,10 +1,14 @@
 """Masked sums, means and loss aggregations.
 
 Unlike `jnp.mean(..., where=mask)`, which gives NaN for an empty mask, every function here gives 0. A masked entry never
-matters, even if it is inf or NaN. Masks are bool or 0/1 of any type, with the shape of the values.
+matters, even if it is inf or NaN. Masks have the shape of the values and are bool, or of any type with the number of
+equal entries that an entry stands for: 0 masks it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +24,8 @@ def weighted_sum(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 def mean(x: jax.Array, mask: jax.Array) -> jax.Array:
     """Mean over the mask; 0 if the mask is empty."""
-    return weighted_sum(x, mask.astype(jnp.float32)) / jnp.maximum(jnp.sum(mask != 0), 1)
+    weight = mask.astype(jnp.float32)
+    return weighted_sum(x, weight) / jnp.maximum(jnp.sum(weight), 1)
 
 
 def maximum(x: jax.Array, mask: jax.Array) -> jax.Array:
@@ -43,27 +48,29 @@ def token_weights(
     `seq-mean-token-sum-norm`: sum over all trained tokens divided by `norm_tokens` (Dr. GRPO: Liu et al. 2025, arXiv
     2503.20783, section 3.2). As in the reference implementation, it is not divided by the number of sequences.
 
-    segment_BT: int, in 0..T. Tokens of a row with the same id above 0 form a sequence; id 0 is padding.
+    segment_BT: int, in 0..T. Tokens of a row with the same id above 0 form a sequence; id 0 is padding. The trained
+    tokens of a sequence have the same number in mask_BT.
     Raises ValueError for an unknown aggregate, or if norm_tokens is missing where it is needed.
     """
-    mask_BT = (mask_BT != 0).astype(jnp.float32)
+    mask_BT = mask_BT.astype(jnp.float32)
     if aggregate == "token-mean":
         return mask_BT / jnp.maximum(mask_BT.sum(), 1)
     if aggregate == "seq-mean-token-sum":
-        is_sequence_BC = _sum_per_segment(jnp.ones_like(mask_BT), segment_BT)[:, 1:] > 0
-        return mask_BT / jnp.maximum(is_sequence_BC.sum(), 1)
+        is_sequence_BC = _per_segment(jax.ops.segment_sum, jnp.ones_like(mask_BT), segment_BT)[:, 1:] > 0
+        count_BC = jnp.maximum(_per_segment(jax.ops.segment_max, mask_BT, segment_BT)[:, 1:], is_sequence_BC)
+        return mask_BT / jnp.maximum(count_BC.sum(), 1)
     if aggregate == "seq-mean-token-sum-norm":
         if norm_tokens is None:
             raise ValueError("aggregate seq-mean-token-sum-norm needs norm_tokens")
         return mask_BT / norm_tokens
     if aggregate == "seq-mean-token-mean":
-        trained_BC = _sum_per_segment(mask_BT, segment_BT)
+        trained_BC = _per_segment(jax.ops.segment_sum, (mask_BT != 0).astype(jnp.float32), segment_BT)
+        count_BC = jnp.maximum(_per_segment(jax.ops.segment_max, mask_BT, segment_BT)[:, 1:], 0)
         tokens_BT = jnp.take_along_axis(trained_BC, segment_BT, axis=1)
-        return mask_BT / jnp.maximum(tokens_BT, 1) / jnp.maximum((trained_BC[:, 1:] > 0).sum(), 1)
+        return mask_BT / jnp.maximum(tokens_BT, 1) / jnp.maximum(count_BC.sum(), 1)
     raise ValueError(f"unknown aggregate {aggregate!r}: choose one of {', '.join(Aggregate.__args__)}")
 
 
-def _sum_per_segment(x_BT: jax.Array, segment_BT: jax.Array) -> jax.Array:
-    """Sum of x over each segment, [B, C]: indexed by segment id, with C = T + 1."""
-    bins = x_BT.shape[1] + 1
-    return jax.vmap(lambda x_T, segment_T: jax.ops.segment_sum(x_T, segment_T, num_segments=bins))(x_BT, segment_BT)
+def _per_segment(reduce: Callable[..., jax.Array], x_BT: jax.Array, segment_BT: jax.Array) -> jax.Array:
+    """Sum or maximum of x over each segment, [B, C]: indexed by segment id, with C = T + 1."""
+    return jax.vmap(partial(reduce, num_segments=x_BT.shape[1] + 1))(x_BT, segment_BT)

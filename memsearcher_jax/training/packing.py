@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -27,6 +27,8 @@ class TrainingExample:
     advantage: float  # of the trajectory
     number: int = 0  # of the context in its trajectory
     correct: bool = False  # the answer of its trajectory is
+    version: int = 0  # of the policy that sampled it
+    count: int = 1  # of the equal contexts that it stands for
     hint: Sequence[int] | np.ndarray = ()  # ids that a hinted teacher, and nobody else, sees
     hint_place: int = 0  # the token that the hint is inserted before
 
@@ -47,6 +49,7 @@ class PackedBatch:
     position_BT: jax.Array  # int32, in the context; from P in a segment that continues the row's first P tokens
     segment_BT: jax.Array  # int32, 1, 2, ... along a row; 0 is padding
     mask_BT: jax.Array  # bool, True on trained tokens
+    count_BT: jax.Array  # float32, of the equal contexts that a trained token stands for
     advantage_BT: jax.Array  # float32
     old_logprob_BT: jax.Array  # float32, of the sampling policy, computed by the sampler or the trainer
     ref_logprob_BT: jax.Array | None = None  # float32, of the reference or the teacher; None if not needed
@@ -68,10 +71,23 @@ PACKED_DTYPES = {
     "position_BT": np.int32,
     "segment_BT": np.int32,
     "mask_BT": np.bool_,
+    "count_BT": np.float32,
     "advantage_BT": np.float32,
     "old_logprob_BT": np.float32,
 }
 """The arrays that `pack` fills for the devices."""
+
+
+def merge_equal(examples: Sequence[TrainingExample]) -> list[TrainingExample]:
+    """The examples that differ, each with the `count` of its equal ones, by which losses and metrics weight it.
+
+    A sampler rounds by what else it decodes: of equal examples the recorded log-probabilities of the first one remain.
+    """
+    equal: dict[tuple[bytes, ...], list[TrainingExample]] = {}
+    for one in examples:
+        key = tuple(np.asarray(value).tobytes() for name, value in vars(one).items() if name != "logprobs")
+        equal.setdefault(key, []).append(one)
+    return [replace(first, count=len(others) + 1) for first, *others in equal.values()]
 
 
 def pack(
@@ -107,7 +123,7 @@ def pack(
     trained = np.array([sum(np.count_nonzero(examples[index].sampled) for index in members) for members in bins])
     micro_rows = minibatch_rows // microbatches
     num_microbatches = -(-len(bins) // micro_rows)
-    updates = min(num_microbatches, -(-len(examples) // minibatch_contexts))
+    updates = min(num_microbatches, -(-sum(example.count for example in examples) // minibatch_contexts))
     updates = max(updates, -(-num_microbatches // microbatches))
     rows = _assign_rows(trained, updates, micro_rows, microbatches, rng)
     shape = updates * minibatch_rows, seq_len
@@ -125,6 +141,7 @@ def pack(
             arrays["position_BT"][place] = np.arange(skipped, lengths[index])
             arrays["segment_BT"][place] = segment
             arrays["mask_BT"][place] = sampled_T
+            arrays["count_BT"][place] = np.where(sampled_T, example.count, 0)
             arrays["advantage_BT"][place] = np.where(sampled_T, example.advantage, 0)
             arrays["old_logprob_BT"][place] = np.where(sampled_T, example.logprobs[own], 0)
             arrays["number_BT"][place] = example.number

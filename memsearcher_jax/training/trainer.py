@@ -22,7 +22,7 @@ from memsearcher_jax.training import distillation, grpo, losses, update
 from memsearcher_jax.training.config import TeacherConfig, TrainingConfig, learning_rate_plan, with_plan
 from memsearcher_jax.training.logprobs import LogprobFn, make_logprob_fn
 from memsearcher_jax.training.losses import Metrics
-from memsearcher_jax.training.packing import PackedBatch, TrainingExample, pack
+from memsearcher_jax.training.packing import PackedBatch, TrainingExample, merge_equal, pack
 from memsearcher_jax.training.update import TrainState
 
 PINNED_HOST = "pinned_host"  # JAX's kind of memory
@@ -77,6 +77,7 @@ class Trainer:
         training_step: int,
     ) -> tuple[TrainState, dict[str, float]]:
         """Trains on all examples once, one mini-batch at a time. `state` is donated; `notify` receives the progress.
+        Equal examples, which a policy of low entropy often samples, are computed once and count as often as they are.
         `training_step`: steps of the run before this one, by which the learning rate may be planned.
 
         Returns the new state and metrics, which are means over the mini-batches that were not skipped, except those of
@@ -88,6 +89,7 @@ class Trainer:
             examples = [replace(one, advantage=0.0) for one in examples if distillation.is_taught(teacher, one)]
         if not examples:
             return state, {"updates": 0.0}
+        examples = merge_equal(examples)
         packed = self._pack(examples, rng)
         metrics_by_update = []
         with jax.set_mesh(self.mesh):

@@ -178,7 +178,7 @@ def make_update(
     ) -> tuple[TrainState, Metrics]:
         batch = constrain_rows(batch)
         weight_BT = masked.token_weights(
-            batch.mask_BT, config.aggregate, batch.segment_BT, norm_tokens=config.norm_tokens
+            batch.count_BT, config.aggregate, batch.segment_BT, norm_tokens=config.norm_tokens
         )
 
         in_axes = param_axes, axes_BT, axes_BT, base_axes

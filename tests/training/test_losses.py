@@ -8,6 +8,7 @@ import pytest
 from memsearcher_jax.training import grpo, losses
 from memsearcher_jax.training.config import Aggregate
 from memsearcher_jax.training.masked import token_weights
+from memsearcher_jax.training.packing import merge_equal, pack
 
 
 def test_the_supervised_loss_is_the_mean_cross_entropy_of_the_trained_tokens(nano):
@@ -39,3 +40,20 @@ def test_entropy_and_kl_are_means_over_tokens_whatever_the_loss_averages(nano, a
         np.testing.assert_allclose(metrics["kl"], kl_BT[rows.mask_BT].mean(), rtol=1e-5)
         penalty_BT = config.kl_coefficient * kl_BT - config.entropy_coefficient * entropy_BT
         np.testing.assert_allclose(loss, metrics["policy_loss"] + np.sum(penalty_BT * weight_BT), rtol=1e-5)
+
+
+@pytest.mark.parametrize("aggregate", Aggregate.__args__)
+def test_equal_examples_are_computed_once_and_count_as_often_as_they_are(nano, aggregate):
+    config, rng = replace(nano.training, aggregate=aggregate), np.random.default_rng(0)
+    examples = [nano.examples[index] for index in rng.integers(0, len(nano.examples), 3 * len(nano.examples))]
+    merged = merge_equal(examples)
+    assert len(merged) < len(examples) == sum(one.count for one in merged)
+
+    def loss(examples):
+        rows = nano.with_reference(pack(examples, config.seq_len, 64, rng))
+        x_BT = np.where(rows.mask_BT, (7 * rows.ids_BT + rows.position_BT) % 11 / 10, np.nan).astype(np.float32)
+        weight_BT = token_weights(rows.count_BT, aggregate, rows.segment_BT, norm_tokens=config.norm_tokens)
+        _, metrics = losses.grpo_loss(config, (-x_BT, x_BT, 0 * x_BT), rows, weight_BT)
+        return {name: float(value) for name, value in metrics.items()}
+
+    assert loss(merged) == pytest.approx(loss(examples), rel=1e-5)

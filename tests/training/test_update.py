@@ -16,13 +16,7 @@ from memsearcher_jax.model import lora, sharding
 from memsearcher_jax.training import losses, masked
 from memsearcher_jax.training.config import TrainingConfig
 from memsearcher_jax.training.logprobs import token_logprobs
-from memsearcher_jax.training.update import (
-    abstract_state,
-    fit_to_mesh,
-    init_state,
-    make_optimizer,
-    make_update,
-)
+from memsearcher_jax.training.update import abstract_state, fit_to_mesh, init_state, make_optimizer, make_update
 
 DESCENT = optax.sgd(1.0)
 ADAM = make_optimizer(replace(TrainingConfig(), learning_rate=3e-3))
