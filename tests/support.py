@@ -14,14 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.runtime.tokenizer import END_OF_TEXT, IM_END, IM_START, ChatTokenizer
 from memsearcher_jax.sampling.config import SamplingConfig
-from memsearcher_jax.types import (
-    Completion,
-    Generate,
-    Passage,
-    Prompt,
-    Search,
-    SearchResult,
-)
+from memsearcher_jax.types import Completion, Generate, Passage, Prompt, Search, SearchResult
 
 SMALL_RUN = """
     --config nano --model.layers 1 --model.embed_size 32 --model.ffn_size 64 --agent.completion_tokens 8
@@ -58,13 +51,7 @@ def one_device() -> Iterator[None]:
 
 
 NANO_SAMPLING = SamplingConfig(
-    slots=3,
-    context_tokens=128,
-    decode_steps_per_call=4,
-    prefill_chunk=16,
-    prefill_buckets=(32,),
-    top_k=0,
-    top_p=1.0,
+    slots=3, context_tokens=128, decode_steps_per_call=4, prefill_chunk=16, prefill_buckets=(32,), top_k=0, top_p=1.0
 )
 """A sampler for it: few slots, so that trajectories wait for one another."""
 

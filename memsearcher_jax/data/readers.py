@@ -4,6 +4,8 @@
 - Questions as Search-R1 and the original MemSearcher write them: the answers may be in `reward_model`, one of them or
   a JSON list as a text, `data_source` names the dataset of a row, and a row without an `id` is named by the `split` and
   the `index` of its `extra_info`, or by its number.
+- Questions as HotpotQA, 2WikiMultihopQA and MuSiQue publish them: `answer`, with `answer_aliases`, and the titles of
+  `supporting_facts`, or of the `paragraphs` that support the answer. The other texts of a row are not read.
 - Questions about a long text as MemAgent publishes them (parquet, `eval_50.json`): the text is `context`, the question
   `question`, `input`, or the content of the first message of `prompt`; the answers are `answers`, or in `reward_model`.
 - Streams as Memalpha and its edition of MemoryAgentBench publish them: `instance_id`, `chunks` (a JSON list of texts),
@@ -28,6 +30,7 @@ PARQUET_COLUMNS = {
     *("id", "question", "golden_answers", "metadata", "data_source", "reward_model", "extra_info"),
     *("instance_id", "chunks", "questions_and_answers"),
     *("context", "prompt", "input", "answers", "index"),
+    *("_id", "answer", "answer_aliases", "supporting_facts", "paragraphs"),
 }
 
 
@@ -117,7 +120,7 @@ def _problem(where: str, row: Any, path: Path, chunk_words: int) -> Problem:
     fields = parse_object(where, row) if isinstance(row, bytes) else row
     if not isinstance(fields, dict):
         raise MalformedRow(f"{where}: a JSON object is needed, found {type(fields).__name__}")
-    if isinstance(fields.get("context"), str):
+    if isinstance(fields.get("context"), str) and "supporting_facts" not in fields:
         return _text_problem(where, fields, path.stem)
     if "haystack_sessions" in fields or isinstance(fields.get("conversation"), dict):
         return conversation_problem(where, fields, chunk_words, path.stem)
@@ -137,25 +140,30 @@ def _text_problem(where: str, row: dict[str, Any], name: str) -> Problem:
 
 
 def _question_problem(where: str, row: dict[str, Any]) -> Problem:
-    """A question. Its answers and its id are where FlashRAG, Search-R1 or MemAgent write them."""
+    """A question. Its answers and its id are where FlashRAG, Search-R1, MemAgent or the benchmarks write them."""
     reward, extra = (row[name] if isinstance(row.get(name), dict) else {} for name in ("reward_model", "extra_info"))
     truth = reward.get("ground_truth")
     truth = truth.get("target") if isinstance(truth, dict) else truth
-    fields = {name: row.get(name) for name in ("golden_answers", "answers")} | {"reward_model.ground_truth": truth}
+    fields = {name: row.get(name) for name in ("golden_answers", "answers", "answer")}
+    fields |= {"reward_model.ground_truth": truth}
     field = next((name for name, value in fields.items() if value is not None), "golden_answers")
     answers = fields[field]
     if isinstance(answers, str):  # one, or a list as tables hold it
         answers = _list_field(where, fields, field) if re.match(r"\[\s*[\"']", answers) else [answers]
     if not isinstance(answers, list) or not answers:
         raise MalformedRow(f'{where}: field "{field}" must be a list with at least one answer')
+    titles = _supporting_titles(where, row) if field == "answer" else []
+    if field == "answer" and row.get("answer_aliases"):
+        answers = [*answers, *_list_field(where, row, "answer_aliases")]
     if row.get("id") is None:
-        numbers = (row.get("index"), extra.get("index"), re.findall(r"\d+", where)[-1])
+        numbers = (row.get("_id"), row.get("index"), extra.get("index"), re.findall(r"\d+", where)[-1])
         number = next(number for number in numbers if number is not None)
         row = row | {"id": f"{extra['split']}_{number}" if extra.get("split") else str(number)}
     metadata = row.get("metadata")
     if not isinstance(metadata, dict | None):
         raise MalformedRow(f'{where}: field "metadata" must be an object, found {type(metadata).__name__}')
     metadata = {name: value for name, value in (metadata or {}).items() if name != "objectives"}  # of joined questions
+    metadata |= {"supporting_titles": titles} if titles else {}
     if "question" not in row:
         raise MalformedRow(f'{where}: no field "question": it holds the question alone, without a template')
     problem = Problem(
@@ -171,6 +179,20 @@ def _question_problem(where: str, row: dict[str, Any]) -> Problem:
         raise MalformedRow(f'{where}: field "metadata": {str(error)[:500]}') from error
     source = row.get("data_source")
     return problem if source is None else with_source(problem, checked_text(where, "data_source", source))
+
+
+def _supporting_titles(where: str, row: dict[str, Any]) -> list[Any]:
+    """Titles in pairs with a sentence, in a list of their own, or of paragraphs; each of them once."""
+    facts = row.get("supporting_facts") or []
+    try:
+        facts = json.loads(facts) if isinstance(facts, str) else facts
+        titles = facts["title"] if isinstance(facts, dict) else [title for title, _ in facts]
+        paragraphs = [one for one in row.get("paragraphs") or () if isinstance(one, dict)]
+        titles = [*titles, *(one["title"] for one in paragraphs if one.get("is_supporting"))]
+        return list(dict.fromkeys(titles))
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise MalformedRow(f"{where}: supporting_facts or paragraphs name no titles ({reason:.200})") from error
 
 
 def _stream_problem(where: str, row: dict[str, Any]) -> Problem:

@@ -220,6 +220,19 @@ def test_reads_parquet_rows_of_others(tmp_path, changes, id):
     assert read_problems(path) == [Problem(id, "Who?", ("Ann",), {"source": "nq"} if "/" in id else {})]
 
 
+def test_reads_multi_hop_questions_as_their_benchmarks_publish_them(tmp_path):
+    paragraphs = [{"title": title, "is_supporting": title == "Y"} for title in "XYZ"]
+    rows = [
+        {"_id": "a", "supporting_facts": [["X", 0], ["X", 1]], "context": [["X", ["…"]]]},
+        {"id": "b", "supporting_facts": {"title": ["X"], "sent_id": [0]}, "context": "[]"},
+        {"id": "c", "answer_aliases": ["Änn"], "paragraphs": paragraphs},
+    ]
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps([{"question": "Who?", "answer": "Ann"} | row for row in rows]))
+    read = [(one.id, one.golden_answers, one.supporting_titles) for one in read_problems(path)]
+    assert read == [("a", ("Ann",), ("X",)), ("b", ("Ann",), ("X",)), ("c", ("Ann", "Änn"), ("Y",))]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -228,6 +241,7 @@ def test_reads_parquet_rows_of_others(tmp_path, changes, id):
         ({"golden_answers": None, "reward_model": None}, 'field "golden_answers" must be a list'),
         ({"golden_answers": None, "reward_model": {"ground_truth": 1}}, 'field "reward_model.ground_truth" must be'),
         ({"golden_answers": None, "reward_model": {"ground_truth": " "}}, 'field "reward_model.ground_truth" is empty'),
+        ({"golden_answers": ..., "reward_model": ..., "answer": "A", "supporting_facts": [3]}, "supporting_facts or"),
         ({"data_source": 3}, 'field "data_source" must be text, found int'),
         ({"metadata": {"day": date(2020, 1, 1)}}, 'field "metadata": Object of type date is not JSON'),
     ],

@@ -24,16 +24,7 @@ from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
 from memsearcher_jax.rl.tool_executor import tool_backend
 from memsearcher_jax.runtime import toolbox
 from memsearcher_jax.runtime.toolbox import open_tools
-from memsearcher_jax.types import (
-    Call,
-    Context,
-    Generate,
-    Outcome,
-    Problem,
-    ScoredTrajectory,
-    StopReason,
-    Trajectory,
-)
+from memsearcher_jax.types import Call, Context, Generate, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory
 from tests.support import byte_tokenizer, make_prompt
 
 TOKENIZER = byte_tokenizer()
