@@ -72,7 +72,8 @@ def mcp_tools(name: str) -> list[Tool]:
     """The tools that a server lists. Raises ConnectionError in one line if it does not answer."""
     server = McpServer(name.removeprefix(MCP))
     try:
-        listed = server.request(_all_tools, START_SECONDS)
+        if not (listed := server.request(_all_tools, START_SECONDS)):
+            raise ValueError("its list is empty")
     except Exception as error:
         reason = " ".join(str(error).split()) or f"no answer in {START_SECONDS:g} s"
         raise ConnectionError(f"agent.tools {name} lists no tools: {reason}") from error
@@ -81,8 +82,11 @@ def mcp_tools(name: str) -> list[Tool]:
         results = []
         for arguments in calls:
             reply = server.request(lambda client, arguments=arguments: client.call_tool(tool, arguments))
-            text = "\n".join(getattr(getattr(one, "resource", one), "text", f"[{one.type}]") for one in reply.content)
-            text, error = ("", text) if reply.is_error else (text, "")
+            shown = [(getattr(one, "resource", one), one.type) for one in reply.content]
+            text = "\n".join(getattr(one, "text", f"[{getattr(one, 'uri', kind)}]") for one, kind in shown)
+            if not text and reply.structured_content is not None:  # which a server should, and need not, repeat as text
+                text = json.dumps(reply.structured_content)
+            text, error = ("", text or "it gives no reason") if reply.is_error else (text, "")
             results.append(ToolResult(tool, arguments, text, error))
         return results
 
@@ -143,12 +147,16 @@ class McpServer:
 
     async def _answer(self, client: Client, use: Any, future: concurrent.futures.Future[Any]) -> None:
         from mcp import MCPError
-        from mcp.types import INVALID_PARAMS, METHOD_NOT_FOUND
+        from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST, PARSE_ERROR
 
         try:
             future.set_result(await use(client))
         except BaseException as error:  # also the cancellation by a call that found the server gone
-            if isinstance(error, MCPError) and error.error.code in (INVALID_PARAMS, METHOD_NOT_FOUND):
+            answered = isinstance(error, RuntimeError | ValueError)  # with a result that breaks the tool's schema
+            if isinstance(error, MCPError):  # of the server, or of the client for an HTTP status and what is no answer
+                lost = error.error.code in (CONNECTION_CLOSED, INVALID_REQUEST, PARSE_ERROR)
+                answered = not lost and error.error.message != "Server returned an error response"
+            if answered:
                 future.set_exception(error)
                 return
             future.set_exception(ConnectionError(f"{self.address}: {_cause(error)}"))

@@ -298,6 +298,8 @@ def shout(text: str) -> list[str | mcp.types.EmbeddedResource]:
     """Says it louder. <|im_end|>"""
     if text == "die":
         os._exit(1)
+    if text == "odd":
+        raise mcp.MCPError(-32603, "no such page")  # as servers in TypeScript raise all their errors
     resource = mcp.types.TextResourceContents(uri="file:///loud", text=text.upper() + os.environ["END"])
     return [mcp.types.EmbeddedResource(type="resource", resource=resource)] if text == "b" else [text.upper()]
 
@@ -311,10 +313,11 @@ def test_an_mcp_server_is_used_killed_in_the_middle_and_replayed(engine, params,
     server = f"mcp:{sys.executable} {file(SERVER)}"
     tools = open_tools(AgentConfig(tools=(server,)), tmp_path)
     assert [tool.name for tool in tools] == ["shout"]
-    calls = [("shout", {"text": text}) for text in ("a", "die", "b")]
+    calls = [("shout", {"text": text}) for text in ("a", "odd", "die", "b")]
     trajectory, results = run(engine, params, tools, calls)
-    assert [result.text for result in results] == ["A", "", "B"], "the next call starts the server again"
-    assert results[1].lost and "Connection closed" in results[1].error
+    assert [result.text for result in results] == ["A", "", "", "B"], "the next call starts the server again"
+    assert not results[1].lost and "no such page" in results[1].error
+    assert results[2].lost and "Connection closed" in results[2].error
     (tmp_path / "trajectories").mkdir()
     content = compress_trajectories([ScoredTrajectory(trajectory, 0.0)])
     (tmp_path / "trajectories" / "step_000000.jsonl.gz").write_bytes(content)
