@@ -108,7 +108,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         with parquet.ParquetFile(path) as file:
             columns = [name for name in file.schema_arrow.names if name in PARQUET_COLUMNS]
-            rows = (row for batch in file.iter_batches(columns=columns) for row in batch.to_pylist())
+            rows = (row for batch in file.iter_batches(1_024, columns=columns) for row in batch.to_pylist())
             for number, row in enumerate(rows, start=1):
                 yield f"{path}:{number}", row
     except (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
@@ -182,17 +182,25 @@ def _question_problem(where: str, row: dict[str, Any]) -> Problem:
 
 
 def _supporting_titles(where: str, row: dict[str, Any]) -> list[Any]:
-    """Titles in pairs with a sentence, in a list of their own, or of paragraphs; each of them once."""
-    facts = row.get("supporting_facts") or []
+    """Titles in pairs with a sentence, or of records, and those of paragraphs; each of them once."""
     try:
-        facts = json.loads(facts) if isinstance(facts, str) else facts
-        titles = facts["title"] if isinstance(facts, dict) else [title for title, _ in facts]
-        paragraphs = [one for one in row.get("paragraphs") or () if isinstance(one, dict)]
-        titles = [*titles, *(one["title"] for one in paragraphs if one.get("is_supporting"))]
+        facts, paragraphs = (_records(row.get(name)) for name in ("supporting_facts", "paragraphs"))
+        titles = [one[{dict: "title", list: 0}[type(one)]] for one in facts]  # no letter of a text
+        titles += [one["title"] for one in paragraphs if isinstance(one, dict) and one.get("is_supporting")]
         return list(dict.fromkeys(titles))
     except (LookupError, TypeError, ValueError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise MalformedRow(f"{where}: supporting_facts or paragraphs name no titles ({reason:.200})") from error
+
+
+def _records(value: Any) -> Any:
+    """A list, given as one, as JSON text or as columns, in which Hugging Face's datasets stores records; else []."""
+    if isinstance(value, str):
+        value = json.loads(value) if value.startswith(("[", "{")) else []
+    if isinstance(value, dict):
+        columns = (column or () for column in value.values())
+        return [dict(zip(value, one, strict=True)) for one in zip(*columns, strict=True)]
+    return value or []
 
 
 def _stream_problem(where: str, row: dict[str, Any]) -> Problem:

@@ -226,11 +226,14 @@ def test_reads_multi_hop_questions_as_their_benchmarks_publish_them(tmp_path):
         {"_id": "a", "supporting_facts": [["X", 0], ["X", 1]], "context": [["X", ["…"]]]},
         {"id": "b", "supporting_facts": {"title": ["X"], "sent_id": [0]}, "context": "[]"},
         {"id": "c", "answer_aliases": ["Änn"], "paragraphs": paragraphs},
+        {"id": "d", "supporting_facts": [{"title": "X", "sent_id": 0}], "paragraphs": json.dumps(paragraphs)},
+        {"id": "e", "paragraphs": {name: [one[name] for one in paragraphs] for name in paragraphs[0]}},
     ]
     path = tmp_path / "train.json"
     path.write_text(json.dumps([{"question": "Who?", "answer": "Ann"} | row for row in rows]))
     read = [(one.id, one.golden_answers, one.supporting_titles) for one in read_problems(path)]
-    assert read == [("a", ("Ann",), ("X",)), ("b", ("Ann",), ("X",)), ("c", ("Ann", "Änn"), ("Y",))]
+    more = [("d", ("Ann",), ("X", "Y")), ("e", ("Ann",), ("Y",))]
+    assert read == [("a", ("Ann",), ("X",)), ("b", ("Ann",), ("X",)), ("c", ("Ann", "Änn"), ("Y",)), *more]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +244,7 @@ def test_reads_multi_hop_questions_as_their_benchmarks_publish_them(tmp_path):
         ({"golden_answers": None, "reward_model": None}, 'field "golden_answers" must be a list'),
         ({"golden_answers": None, "reward_model": {"ground_truth": 1}}, 'field "reward_model.ground_truth" must be'),
         ({"golden_answers": None, "reward_model": {"ground_truth": " "}}, 'field "reward_model.ground_truth" is empty'),
-        ({"golden_answers": ..., "reward_model": ..., "answer": "A", "supporting_facts": [3]}, "supporting_facts or"),
+        ({"golden_answers": ..., "reward_model": ..., "answer": "A", "supporting_facts": ["XY"]}, "supporting_facts"),
         ({"data_source": 3}, 'field "data_source" must be text, found int'),
         ({"metadata": {"day": date(2020, 1, 1)}}, 'field "metadata": Object of type date is not JSON'),
     ],
