@@ -6,6 +6,7 @@ A completion that fails carries an error, never an empty text: the caller decide
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -84,10 +85,14 @@ class OpenAICompleter(JsonClient):
             self.check()
             try:
                 answer = self.request("POST", "/chat/completions", {"messages": messages, **self.body})
-                text = answer["choices"][0]["message"]["content"]
+                if failed := answer.get("error"):  # OpenRouter's has status 200
+                    code = failed.get("code") if isinstance(failed, dict) else None
+                    self.check_status(code if isinstance(code, int) else 400, json.dumps(failed).encode())
+                choice = answer["choices"][0]
+                text = choice["message"]["content"]
             except RequestRejected as error:
                 return Completion(error=str(error))
-            except (KeyError, IndexError, TypeError):
+            except (AttributeError, KeyError, IndexError, TypeError):
                 return Completion(error=f"{self.url} did not return a chat completion")
             except ServiceUnavailable as error:
                 if time.monotonic() >= deadline:
@@ -95,7 +100,8 @@ class OpenAICompleter(JsonClient):
                 time.sleep(1.0)
                 continue
             if not isinstance(text, str) or not text.strip():
-                return Completion(error=f"{self.url} answered with an empty text")
+                ended = choice.get("finish_reason")  # "length" where thoughts took all tokens
+                return Completion(error=f"{self.url} answered with an empty text (finish_reason {ended})")
             return Completion(text)
 
 

@@ -63,6 +63,8 @@ def test_requests_are_repeated_while_the_service_is_down_and_other_errors_are_re
         replies = {
             "busy": (503, {"error": "busy"}) if times < 3 else chat_completion("at last"),
             "down": (500, {"error": "no luck"}),
+            "behind": (200, {"error": {"code": 502, "message": "no provider"}}),
+            "unpaid": (200, {"error": {"code": 402, "message": "no credits"}}),
             "wrong": (400, {"error": "too long"}),
             "empty": chat_completion(" "),
             "other": (200, {"choices": []}),
@@ -70,21 +72,23 @@ def test_requests_are_repeated_while_the_service_is_down_and_other_errors_are_re
         return replies.get(user, chat_completion("fine"))
 
     url, requests = serving(behave)
-    questions = ["busy", "good", "down", "wrong", "empty", "other"]
+    questions = ["busy", "good", "down", "behind", "unpaid", "wrong", "empty", "other"]
     completer = open_openai_completer(url, max_outage=3.0)
     busy, good, *failed = completer.complete(list(map(prompt, questions)), KEY)
     assert (busy, good) == (Completion("at last"), Completion("fine"))
     reasons = [
         'returned status 500: {"error": "no luck"}',
+        'returned status 502: {"code": 502, "message": "no provider"}',
+        'rejected the request with status 402: {"code": 402, "message": "no credits"}',
         "rejected the request with status 400",
-        "answered with an empty text",
+        "answered with an empty text (finish_reason None)",
         "did not return a chat completion",
     ]
     for one, reason in zip(failed, reasons, strict=True):
         assert one.text == "" and reason in one.error
     request_counts = Counter(body["messages"][1]["content"] for _, _, body in requests)
-    assert request_counts.pop("down") > 1
-    assert request_counts == {"busy": 3, "wrong": 1, "empty": 1, "other": 1, "good": 1}
+    assert request_counts.pop("down") > 1 and request_counts.pop("behind") > 1
+    assert request_counts == {"busy": 3, "unpaid": 1, "wrong": 1, "empty": 1, "other": 1, "good": 1}
 
 
 def test_a_stop_interrupts_requests(serving):

@@ -1,7 +1,7 @@
 """Clients of the search service and of any JSON service. Who calls them decides whether a request is repeated.
 
 A failure may be temporary (`ServiceUnavailable`): no connection, a timeout, a truncated response, a response that is
-not JSON (such as a proxy's error page), status 429 and 5xx. Any other status is not.
+not JSON (such as a proxy's error page), status 408, 429 and 5xx. Any other status is not.
 """
 
 from __future__ import annotations
@@ -69,14 +69,18 @@ class JsonClient:
         except (OSError, UnicodeError, httpx2.HTTPError, httpx2.InvalidURL) as error:
             reason = str(error) or type(error).__name__
             raise ServiceUnavailable(f"{self.url} does not respond: {reason}") from error
-        if status == 429 or status >= 500:
-            raise ServiceUnavailable(f"{self.url} returned status {status}: {self._excerpt(text)}")
-        if status != 200:
-            raise RequestRejected(f"{self.url} rejected the request with status {status}: {self._excerpt(text)}")
+        self.check_status(status, text)
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ServiceUnavailable(f"{self.url} did not return JSON: {self._excerpt(text)}") from error
+
+    def check_status(self, status: int, text: bytes) -> None:
+        """Raises what a status other than 200 means, with the beginning of the response."""
+        if status in (408, 429) or status >= 500:
+            raise ServiceUnavailable(f"{self.url} returned status {status}: {self._excerpt(text)}")
+        if status != 200:
+            raise RequestRejected(f"{self.url} rejected the request with status {status}: {self._excerpt(text)}")
 
     async def _send(self, method: str, path: str, body: Any) -> tuple[int, bytes]:
         """Status and body of the response. Raises TimeoutError: the time-outs of httpx bound each read alone."""

@@ -109,7 +109,7 @@ def test_passages_are_text_that_can_be_encoded(serving):
 
 
 @pytest.mark.parametrize(
-    "fault", [status(500), status(503), status(429), truncates, closes, sends_garbage, answering(raw=b"<html>")]
+    "fault", [status(500), status(408), status(429), truncates, closes, sends_garbage, answering(raw=b"<html>")]
 )
 def test_a_failure_that_may_be_temporary_is_an_outage(serving, fault):
     url, _ = serving(fault, good)
