@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from unicodedata import normalize
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ class Problem:
             raise ValueError(
                 f"problem {self.id!r}: metadata.supporting_titles must be a list of strings, not {titles!r}"
             )
-        return tuple(title for title in dict.fromkeys(titles) if not _is_phrase(title, self.question))
+        composed = dict.fromkeys(normalize("NFC", title) for title in titles)  # as passages are
+        return tuple(title for title in composed if not _is_phrase(title, self.question))
 
     @classmethod
     def of_stream(cls, id: str, stream: Stream) -> Problem:

@@ -226,13 +226,13 @@ def test_reads_multi_hop_questions_as_their_benchmarks_publish_them(tmp_path):
         {"_id": "a", "supporting_facts": [["X", 0], ["X", 1]], "context": [["X", ["…"]]]},
         {"id": "b", "supporting_facts": {"title": ["X"], "sent_id": [0]}, "context": "[]"},
         {"id": "c", "answer_aliases": ["Änn"], "paragraphs": paragraphs},
-        {"id": "d", "supporting_facts": [{"title": "X", "sent_id": 0}], "paragraphs": json.dumps(paragraphs)},
+        {"id": "d", "supporting_facts": [{"title": "A\u0308", "sent_id": 0}], "paragraphs": json.dumps(paragraphs)},
         {"id": "e", "paragraphs": {name: [one[name] for one in paragraphs] for name in paragraphs[0]}},
     ]
     path = tmp_path / "train.json"
     path.write_text(json.dumps([{"question": "Who?", "answer": "Ann"} | row for row in rows]))
     read = [(one.id, one.golden_answers, one.supporting_titles) for one in read_problems(path)]
-    more = [("d", ("Ann",), ("X", "Y")), ("e", ("Ann",), ("Y",))]
+    more = [("d", ("Ann",), ("Ä", "Y")), ("e", ("Ann",), ("Y",))]
     assert read == [("a", ("Ann",), ("X",)), ("b", ("Ann",), ("X",)), ("c", ("Ann", "Änn"), ("Y",)), *more]
 
 
