@@ -46,7 +46,8 @@ PAGE_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-
 LOOPBACK = ["127.0.0.1", "localhost", "[::1]"]
 
 _OFF = "presence_penalty frequency_penalty logprobs top_logprobs prompt_logprobs min_p min_tokens ignore_eos echo"
-_EMPTY = "tools functions logit_bias audio stop_token_ids bad_words structured_outputs guided_json guided_choice"
+_EMPTY = "tools functions logit_bias audio stop_token_ids bad_words structured_outputs "
+_EMPTY += "guided_json guided_choice guided_regex guided_grammar"
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("n", "best_of", "repetition_penalty"), (1,)),
     **dict.fromkeys(_OFF.split(), (0,)),
@@ -77,7 +78,7 @@ class Message(BaseModel):
 
     @property
     def text(self) -> str:
-        return "".join(part.text for part in self.content)
+        return "\n".join(part.text for part in self.content)  # as vLLM and llama.cpp join them
 
 
 class StreamOptions(BaseModel):

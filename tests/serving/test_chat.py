@@ -23,6 +23,7 @@ from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.retrieval.search import Searcher
 from memsearcher_jax.runtime.run_dir import located
 from memsearcher_jax.serving.agent import Overloaded
+from memsearcher_jax.serving.app import Message
 from memsearcher_jax.types import Call, Generate, Outcome, StopReason
 
 
@@ -136,6 +137,7 @@ def test_parameters_that_change_nothing_are_accepted(url):
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 1} | neutral
     assert post(url, json.dumps(body).encode())[0] == 200
     assert post(url, json.dumps(body | {"stop": "x"}).encode())[0] == 400
+    assert Message(role="user", content=[{"type": "text", "text": text} for text in "ab"]).text == "a\nb"
 
 
 def test_a_page_of_an_allowed_origin_may_send_the_key(agent, serving):
