@@ -137,7 +137,7 @@ def question_score(
     if needs_judge(source, evaluation=evaluation):
         if judge_reply is None:
             raise ValueError(f"a judge scores the answers of {source}, and its reply is missing: set judge.backend")
-        return float(judge_agrees(judge_reply))
+        return float(judge_agrees(after_thoughts(judge_reply)))
     if source == LOCOMO:
         return locomo_score(answer, str(gold), kind)
     if source == "booksum" or (evaluation and source == "infbench_sum_eng_shots2"):
@@ -166,7 +166,8 @@ def judge_agrees(reply: str) -> bool:
 
 
 def parse_verdict(reply: str) -> bool | None:
-    """Whether the judge calls a content valid; None if the reply does not say so in JSON."""
+    """Whether the judge calls a content valid; None if the reply, after thoughts, does not say so in JSON."""
+    reply = after_thoughts(reply)
     block = _JSON_BLOCK.search(reply)
     try:
         verdict = json.loads(block[1] if block else reply)

@@ -68,7 +68,7 @@ def test_a_missing_golden_answer_is_matched_by_nothing(source, gold):
 
 
 def test_a_judge_reply_is_parsed_by_words_and_required():
-    for reply in ("Yes.", "yes, I know it", "YES - noted"):
+    for reply in ("Yes.", "yes, I know it", "YES - noted", "<think>No, not so?</think>Yes"):
         assert question_score("lme_train", "p", "r", reply) == 1.0
     for reply in ("", "no", "No, yes", "correct", "not yes", "eyes"):
         assert question_score("lme_train", "p", "r", reply) == 0.0

@@ -245,7 +245,7 @@ def test_content_to_judge(made, expected):
     [
         ('```json\n{"VALID": true, "ISSUES": []}\n```', True),
         ('So: ```json\n{"VALID": false}\n``` indeed', False),
-        ('{"VALID": false}', False),
+        ('<think>```json\n{"VALID": true}\n```?</think>{"VALID": false}', False),
         ('```json\n{"VALID": "yes"}\n```', None),
         ('{"valid": true}', None),
         ("[" * 100_000, None),
