@@ -224,20 +224,27 @@ def layer_norm(x_BTD: Array, scale_D: Array, shift_D: Array, eps: float) -> Arra
 
 def _sentence_settings(directory: Path, limit: int) -> dict[str, Any]:
     """Fields that sentence-transformers stores in separate files; `limit` is the longest text that positions allow."""
-    transformer = _optional_json(directory / "sentence_bert_config.json")
+    files = sorted(directory.glob("sentence_*_config.json"))  # sentence_bert_config.json, and older names
+    transformer = read_json(files[0]) if files else {}
     tokenizer = _optional_json(directory / "tokenizer_config.json")  # has the limit alone since version 5.4
     tokens = transformer.get("max_seq_length") or tokenizer.get("model_max_length") or limit
     if not isinstance(tokens, int | float) or tokens < 1:
         raise ValueError(f"{directory}: max_seq_length or model_max_length is {tokens!r}, expected a number of tokens")
-    prompts = _optional_json(file := directory / SENTENCE_CONFIG).get("prompts") or {}
+    sentence = _optional_json(file := directory / SENTENCE_CONFIG)
+    prompts, default = sentence.get("prompts") or {}, sentence.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
         raise ValueError(f"{file}: prompts must be an object of texts: copy it again")
+
+    def prompt(*names: str) -> str:
+        stated = [text for name in names if (text := prompts.get(name)) is not None]
+        return next(filter(None, stated), "") if stated else prompts.get(default) or ""
+
     return {
         "pooling": _pooling(directory),
         "max_tokens": int(min(tokens, limit)),
         "lower_case": bool(transformer.get("do_lower_case", False)),
-        "query_prompt": prompts.get("query") or "",
-        "passage_prompt": prompts.get("document") or prompts.get("passage") or prompts.get("corpus") or "",
+        "query_prompt": prompt("query"),
+        "passage_prompt": prompt("document", "passage", "corpus"),
     }
 
 

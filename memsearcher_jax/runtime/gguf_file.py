@@ -7,6 +7,7 @@ with the two halves of a head interleaved.
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from memsearcher_jax.model import weights
 from memsearcher_jax.model.config import ModelConfig
@@ -158,6 +160,8 @@ def _read_tokenizer(file: Path, fields: dict[str, Any]) -> Any:
     known = {"gpt-2", "smollm", *mapping.GGUF_PRE_TOKENIZER_SPLITS}
     if parts.get("tokenizer_type") == "gpt2" and (pre := parts.get("pre_tokenizer_type")) not in known:
         raise ValueError(f"{file}: tokenizer.ggml.pre is {pre!r}, which is not known: text would be split wrongly")
+    if parts.get("tokenizer_type") == "llama" and not parts.get("add_prefix_space", True):
+        raise ValueError(f"{file}: tokenizer.ggml.add_space_prefix = False is not supported, only True is")
     specials = {f"{name}_token": parts.get(f"{name}_token_id") for name in ("bos", "eos", "unk", "pad")}
     tokens: dict[Any, str] = dict(enumerate(parts.get("tokens", ())))
     if unknown := [f"{name} {id}" for name, id in specials.items() if id is not None and id not in tokens]:
@@ -167,7 +171,14 @@ def _read_tokenizer(file: Path, fields: dict[str, Any]) -> Any:
         backend, _ = mapping.convert_gguf_tokenizer(fields["general.architecture"], parts)
     except Exception as error:  # of many types
         raise ValueError(f"{file}: its tokenizer cannot be read: {' '.join(str(error).split())[:200]}") from error
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
+    # The library adds its own special tokens, such as <|endoftext|>, to a vocabulary that has none of that name.
+    definition = json.loads(backend.to_str())
+    definition["added_tokens"] = [token for token in definition["added_tokens"] if token["id"] < len(tokens)]
+    backend = Tokenizer.from_str(json.dumps(definition))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
+    if len(tokenizer) > len(tokens):
+        raise ValueError(f"{file}: its special tokens are read as others: use the model's Hugging Face folder")
+    return tokenizer
 
 
 def _shortest(value: float) -> float:

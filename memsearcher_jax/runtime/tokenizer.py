@@ -94,8 +94,8 @@ class ChatTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Ids in use; a model's table may be larger."""
-        return self._template.get_vocab_size(with_added_tokens=True)
+        """One more than the largest id; a model's table may be larger."""
+        return max(self._template.get_vocab(with_added_tokens=True).values()) + 1
 
     @property
     def end_ids(self) -> tuple[int, ...]:

@@ -88,12 +88,15 @@ def test_sentence_transformers_files_set_pooling_length_and_prompts(folder, pool
     files = {
         "modules.json": [module | {"type": module["type"].replace(".", ".base.modules.")} for module in ST_MODULES],
         "1_Pooling/config.json": pooling,
-        "sentence_bert_config.json": transformer,
+        "sentence_xlm-roberta_config.json": transformer,  # one of the older names
         "tokenizer_config.json": tokenizer,
     }
     config = bert.read_config(folder(files=files | PROMPTS))
     assert (config.pooling, config.max_tokens, config.lower_case) == expected
     assert (config.query_prompt, config.passage_prompt) == ("q: ", "d: ")
+    default = {"prompts": {"web": "w: ", "document": ""}, "default_prompt_name": "web"}
+    config = bert.read_config(folder(files={"config_sentence_transformers.json": default}))
+    assert (config.query_prompt, config.passage_prompt) == ("w: ", "")
 
 
 def test_roberta_positions_start_after_the_padding_id(folder):

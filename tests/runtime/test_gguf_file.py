@@ -11,13 +11,14 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from memsearcher_jax.launch import import_gguf
 from memsearcher_jax.model import qwen, weights
 from memsearcher_jax.runtime import gguf_file
 
-SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+SPECIALS = ("<|begin_of_text|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
 MERGES = ("t h", "th e", "Ġ the")
 
@@ -165,7 +166,8 @@ def test_tokenizer_and_chat_template_are_those_of_the_file(write_gguf, libraries
 
 
 def test_a_file_without_an_end_token_names_none(write_gguf, tmp_path):
-    gguf_file.convert(write_gguf("llama", "F32", end_id=None), tmp_path / "out")
+    config = gguf_file.convert(write_gguf("llama", "F32", end_id=None), tmp_path / "out")
+    assert len(PreTrainedTokenizerFast.from_pretrained(tmp_path / "out")) == config.vocab_size, "no tokens are added"
     assert not (tmp_path / "out" / "generation_config.json").exists()
     assert "eos_token_id" not in json.loads((tmp_path / "out" / "config.json").read_text())
 
@@ -197,6 +199,11 @@ def test_files_that_are_missing_or_damaged_are_refused_in_one_line(tmp_path):
         ("llama", {"keys": {"llama.attention.sinks": 4}}, "the key attention.sinks is not known"),
         ("llama", {"keys": {"tokenizer.ggml.remove_extra_whitespaces": True}}, "remove_extra_whitespaces is not known"),
         ("llama", {"keys": {"tokenizer.ggml.pre": "default"}}, "tokenizer.ggml.pre is 'default', which is not known"),
+        (
+            "llama",
+            {"keys": {"tokenizer.ggml.model": "llama", "tokenizer.ggml.add_space_prefix": False}},
+            "add_space_prefix = False is not supported",
+        ),
         ("llama", {"keys": {"llama.attention.head_count_kv": [1, 2]}}, r"head_count_kv = \[1, 2\] is not supported"),
         ("llama", {"keys": {"llama.context_length": 0}}, "llama.context_length = 0 is not supported"),
         ("llama", {"keys": {"llama.rope.freq_base": math.nan}}, "llama.rope.freq_base = nan is not supported"),
