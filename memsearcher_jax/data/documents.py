@@ -183,7 +183,8 @@ def read_html(path: Path) -> list[Section]:
             pieces.append(BLOCK_END)
         elif type(node) is NavigableString:  # comments and other markup are subclasses
             words = re.sub(r"\s+", " ", node)
-            if words := words.lstrip(" ") if not pieces or pieces[-1][-1:].isspace() else words:
+            words = words.lstrip(" ") if not pieces or pieces[-1][-1:].isspace() else words
+            if words := str(node) if node.find_parent("pre") else words:  # lines and indents of code
                 pieces.append(words)
         if tag:
             todo += [f"/{name}", *reversed(tag.contents)]

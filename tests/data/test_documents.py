@@ -77,10 +77,10 @@ def test_offsets_find_the_passage_in_the_document(tmp_path):
 def test_html_keeps_the_content_of_the_page(tmp_path):
     page = """<html><head><title>A &amp; B</title><style>p {}</style></head><body><nav>Home</nav>
         <p>One <b>bold</b>word<br>next line</p><!-- comment --><script>run()</script>
-        <h2>Part <i>two</i></h2><ul><li>first</li><li>second</li></ul></body></html>"""
+        <h2>Part <i>two</i></h2><ul><li>first</li><li>second</li></ul><pre><b>if</b> x:\n    y</pre>"""
     assert titles_and_texts(write(tmp_path / "page.html", page)) == [
         ('"A & B"', "One boldword\n\nnext line"),
-        ('"A & B > Part two"', "first\n\nsecond"),
+        ('"A & B > Part two"', "first\n\nsecond\n\nif x:\n    y"),
     ]
 
 
