@@ -152,6 +152,7 @@ def open_openai_completer(
         headers["Authorization"] = f"Bearer {read_key(config.api_key_env, f'{section}.api_key_env')}"
     extra = parse_object(f"{section}.extra_body", (config.extra_body or "{}").encode())
     body = {"model": config.model, "max_tokens": max_tokens, "temperature": temperature, **extra}
+    body = {name: value for name, value in body.items() if value is not None}
     limits = {"max_concurrency": config.max_concurrency, "max_outage": config.max_outage}
     return OpenAICompleter(config.url, config.timeout, headers=headers, body=body, check=check, **limits)
 

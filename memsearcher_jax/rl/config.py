@@ -74,7 +74,8 @@ class CompleterConfig:
     """openai: the environment variable that holds the key; empty: no key."""
     extra_body: str = ""
     """openai: further fields of each request, as a JSON object, such as
-    '{"chat_template_kwargs": {"enable_thinking": false}}' for Qwen3 on vLLM."""
+    '{"chat_template_kwargs": {"enable_thinking": false}}' for Qwen3 on vLLM; null leaves a field out, as in
+    '{"max_tokens": null, "temperature": null, "max_completion_tokens": 4096}' for OpenAI's reasoning models."""
     timeout: Positive = 120.0
     """openai: seconds per attempt."""
     max_concurrency: Count = 16
