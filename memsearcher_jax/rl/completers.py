@@ -90,6 +90,8 @@ class OpenAICompleter(JsonClient):
                     self.check_status(code if isinstance(code, int) else 400, json.dumps(failed).encode())
                 choice = answer["choices"][0]
                 text = choice["message"]["content"]
+                if isinstance(text, list):  # Mistral's models that think answer in parts
+                    text = "".join(part["text"] for part in text if part["type"] == "text")
             except RequestRejected as error:
                 return Completion(error=str(error))
             except (AttributeError, KeyError, IndexError, TypeError):

@@ -61,6 +61,7 @@ def test_requests_are_repeated_while_the_service_is_down_and_other_errors_are_re
     def behave(user, times):
         replies = {
             "busy": (503, {"error": "busy"}) if times < 3 else chat_completion("at last"),
+            "good": chat_completion([{"type": "thinking"}, {"type": "text", "text": "fine"}]),
             "down": (500, {"error": "no luck"}),
             "behind": (200, {"error": {"code": 502, "message": "no provider"}}),
             "unpaid": (200, {"error": {"code": 402, "message": "no credits"}}),
@@ -68,7 +69,7 @@ def test_requests_are_repeated_while_the_service_is_down_and_other_errors_are_re
             "empty": chat_completion(" "),
             "other": (200, {"choices": []}),
         }
-        return replies.get(user, chat_completion("fine"))
+        return replies[user]
 
     url, requests = serving(behave)
     questions = ["busy", "good", "down", "behind", "unpaid", "wrong", "empty", "other"]
