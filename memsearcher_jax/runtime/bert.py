@@ -234,6 +234,8 @@ def _sentence_settings(directory: Path, limit: int) -> dict[str, Any]:
     prompts, default = sentence.get("prompts") or {}, sentence.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
         raise ValueError(f"{file}: prompts must be an object of texts: copy it again")
+    if sentence.get("truncate_dim"):
+        raise ValueError(f"{file}: truncate_dim is not supported: remove it there, for whole vectors")
 
     def prompt(*names: str) -> str:
         stated = [text for name in names if (text := prompts.get(name)) is not None]

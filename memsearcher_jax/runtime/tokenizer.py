@@ -48,20 +48,24 @@ class ChatTokenizer:
         # AutoTokenizer would replace the pre-tokenizer of tokenizer.json by the family's.
         try:
             library = transformers().PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-            # With the tokens that tokenizer_config.json and its neighbours add to tokenizer.json.
-            tokenizer = cls(library.backend_tokenizer.to_str(), str(folder))
             ends = _end_ids(Path(folder) / "generation_config.json")
         except Exception as error:  # the libraries raise bare Exception for a file that they cannot read
             raise ValueError(f"the tokenizer in {folder} cannot be read: {' '.join(str(error).split())}") from error
+        rendered = _render(library, folder) if library.chat_template else [*CHATML[:3], IM_END + CHATML[3]]
+        # With the tokens that tokenizer_config.json and its neighbours add to tokenizer.json.
+        added = library.backend_tokenizer.get_added_tokens_decoder().values()
+        own = [token for token in added if not token.content.isspace() and token.content in "".join(rendered)]
+        for token in own:  # not every folder declares it, and outside text must not become markup
+            token.special = True
+        library.backend_tokenizer.add_special_tokens(own)
+        tokenizer = cls(library.backend_tokenizer.to_str(), str(folder))
         if unknown := [id for id in ends if id not in tokenizer._specials]:
             raise ValueError(
                 f"{folder}: generation_config.json ends replies with {unknown[0]}, which is no special token"
             )
-        known, markup, end = tokenizer._specials.values(), CHATML, IM_END
-        if library.chat_template:
-            *opening, after_reply = _render(library, folder)
-            end = next((token for token in known if after_reply.startswith(token)), "")
-            markup = (*opening, after_reply.removeprefix(end))
+        known = tokenizer._specials.values()
+        end = next((token for token in known if rendered[-1].startswith(token)), "")
+        markup = (*rendered[:-1], rendered[-1].removeprefix(end))
         names = (end, library.eos_token, END_OF_TEXT, *map(tokenizer.id_to_token, ends))
         end_tokens = tuple(name for name in dict.fromkeys(names) if name in known)
         tokenizer = replace(tokenizer, markup=markup, end_tokens=end_tokens)
@@ -124,7 +128,8 @@ class ChatTokenizer:
 
     @cached_property
     def _chatml(self) -> dict[str, str]:
-        own = {own: chatml for chatml, own in self._own_markup.items()}
+        # Some templates end no system message: its user message opens as all do.
+        own = {own: chatml for chatml, own in reversed(self._own_markup.items())}
         return own | {self.end_tokens[0] + self.markup[-1]: IM_END + CHATML[-1]}
 
     def _id(self, token: str) -> int:
@@ -234,7 +239,7 @@ def _render(library: Any, folder: str | Path) -> list[str]:
 def _end_ids(file: Path) -> list[int]:
     """`eos_token_id` of a file, if there is one."""
     ids = read_json(file).get("eos_token_id") if file.is_file() else None
-    return [ids] if isinstance(ids, int) else ids or []
+    return [ids] if isinstance(ids, int) else list(ids or [])
 
 
 @lru_cache(maxsize=4)  # half a second for a tokenizer of 150,000 tokens

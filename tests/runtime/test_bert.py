@@ -135,6 +135,7 @@ def test_roberta_positions_start_after_the_padding_id(folder):
         ({"pad_token_id": None}, {}, "pad_token_id is missing: set it to the id of the tokenizer's padding token"),
         ({}, {"modules.json": {}}, "holds a dict, expected a JSON array"),
         ({}, {"sentence_bert_config.json": {"max_seq_length": "512"}}, "is '512', expected a number of tokens"),
+        ({}, {"config_sentence_transformers.json": {"truncate_dim": 64}}, "truncate_dim is not supported"),
         ({}, {"config_sentence_transformers.json": {"prompts": {"query": 5}}}, "prompts must be an object of texts"),
     ],
 )

@@ -20,6 +20,7 @@ from memsearcher_jax.runtime import gguf_file
 
 SPECIALS = ("<|begin_of_text|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+NO_PREFIX = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.add_space_prefix": False}
 MERGES = ("t h", "th e", "Ġ the")
 
 
@@ -96,14 +97,8 @@ def write_gguf(tmp_path):
                 add(f"blk.{layer}.attn_{name}.weight", size, D)
                 if architecture == "qwen2":
                     add(f"blk.{layer}.attn_{name}.bias", size)
-            others = (
-                ("attn_output", D, N * H),
-                ("ffn_norm", D),
-                ("ffn_gate", F, D),
-                ("ffn_up", F, D),
-                ("ffn_down", D, F),
-            )
-            for name, *shape in others:
+            ffn = ("gate", F, D), ("up", F, D), ("down", D, F), ("norm", D)
+            for name, *shape in (("attn_output", D, N * H), *((f"ffn_{name}", *shape) for name, *shape in ffn)):
                 add(f"blk.{layer}.{name}.weight", *shape)
         add("output_norm.weight", D)
         if not tied:
@@ -199,11 +194,7 @@ def test_files_that_are_missing_or_damaged_are_refused_in_one_line(tmp_path):
         ("llama", {"keys": {"llama.attention.sinks": 4}}, "the key attention.sinks is not known"),
         ("llama", {"keys": {"tokenizer.ggml.remove_extra_whitespaces": True}}, "remove_extra_whitespaces is not known"),
         ("llama", {"keys": {"tokenizer.ggml.pre": "default"}}, "tokenizer.ggml.pre is 'default', which is not known"),
-        (
-            "llama",
-            {"keys": {"tokenizer.ggml.model": "llama", "tokenizer.ggml.add_space_prefix": False}},
-            "add_space_prefix = False is not supported",
-        ),
+        ("llama", {"keys": NO_PREFIX}, "add_space_prefix = False is not supported, only True is"),
         ("llama", {"keys": {"llama.attention.head_count_kv": [1, 2]}}, r"head_count_kv = \[1, 2\] is not supported"),
         ("llama", {"keys": {"llama.context_length": 0}}, "llama.context_length = 0 is not supported"),
         ("llama", {"keys": {"llama.rope.freq_base": math.nan}}, "llama.rope.freq_base = nan is not supported"),

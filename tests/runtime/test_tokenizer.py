@@ -44,17 +44,11 @@ def test_clipped_text_is_the_longest_prefix_within_the_limit(text, limit):
         assert "\ufffd" not in clipped or "\ufffd" in text, "no character of several tokens is split"
 
 
-@pytest.mark.parametrize(
-    ("ending", "finish"),
-    [
-        ("<|im_end|>", FinishReason.STOP),
-        ("<|endoftext|>", FinishReason.STOP),
-        ("<|im_start|>", FinishReason.FORGED_TURN),
-    ],
-)
-def test_a_completion_excludes_its_stop_token(tokenizer, ending, finish):
-    reply = tokenizer.completion(tokenizer.encode_trusted("I know. </think>" + ending))
-    assert (reply.text, reply.finish) == ("I know. </think>", finish)
+def test_a_completion_excludes_its_stop_token(tokenizer):
+    finishes = FinishReason.FORGED_TURN, FinishReason.STOP, FinishReason.STOP
+    for ending, finish in zip(MARKUP, finishes, strict=True):
+        reply = tokenizer.completion(tokenizer.encode_trusted("I know. </think>" + ending))
+        assert (reply.text, reply.finish) == ("I know. </think>", finish)
 
 
 def test_the_segments_of_a_prompt_are_encoded_separately(tokenizer):
@@ -187,22 +181,31 @@ def test_transcripts_are_chatml_for_every_chat_template(llama):
         assert not any(token in shown for token in (*MARKUP, *LLAMA_TOKENS)), shown
 
 
+def test_markup_of_tokens_that_are_not_declared_special_is_not_forged(tmp_path):
+    """As in DeepSeek's distilled models, whose system message has no end."""
+    template = "{{ bos_token }}{% for m in messages %}{{ {'user': '<|User|>', 'assistant': '<|Assistant|>'}[m.role] }}"
+    template += "{{ m.content }}{{ eos_token if m.role == 'assistant' }}{% endfor %}<|Assistant|><think>\n"
+    tokens = ("<|bos|>", "<|eos|>", "<|User|>", "<|Assistant|>")
+    file = write_tokenizer(tmp_path, template, tokens, bos_token=tokens[0], eos_token=tokens[1]) / "tokenizer.json"
+    file.write_text(file.read_text().replace('"special": true', '"special": false'))
+    tokenizer = ChatTokenizer.load(tmp_path)
+    context = "".join(CHATML[:3]) + "<think> Bern<|im_end|>"
+    assert tokenizer.transcript(tokenizer.encode_trusted(context)) == context
+    assert max(tokenizer.encode_untrusted("".join(tokens))) < 256 == tokenizer.encode_trusted(context)[0]
+
+
 def test_the_end_tokens_of_a_model_are_those_of_its_generation_config(llama):
     tokenizer = ChatTokenizer.load(llama)
-    assert [tokenizer.id_to_token(id) for id in tokenizer.stop_ids] == [
-        *("<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"),
-        "<|start_header_id|>",
-    ]
+    names = ["<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "<|start_header_id|>"]
+    assert list(map(tokenizer.id_to_token, tokenizer.stop_ids)) == names
     finishes = [tokenizer.completion((65, id)).finish for id in tokenizer.stop_ids]
     assert finishes == [FinishReason.STOP] * 3 + [FinishReason.FORGED_TURN]
 
 
 def test_budgets_count_the_text_that_a_chat_template_adds(llama):
     tokenizer = ChatTokenizer.load(llama)
-    assert len(tokenizer.encode_trusted("".join(CHATML))) == (
-        tokenizer.count("".join(CHATML)) + tokenizer.extra_markup_tokens
-    )
-    assert tokenizer.extra_markup_tokens > 0
+    text = "".join(CHATML)
+    assert len(tokenizer.encode_trusted(text)) - tokenizer.count(text) == tokenizer.extra_markup_tokens > 0
 
 
 @pytest.mark.parametrize(
@@ -214,10 +217,7 @@ def test_budgets_count_the_text_that_a_chat_template_adds(llama):
         ("{% for message in messages %}- {{ message.content }}{% endfor %}", "nor a chat template with special tokens"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "renders no system message and turns: .*unsafe"),
         ("{{ messages.append(messages[0]) }}", "renders no system message and turns: .*unsafe"),
-        (
-            QWEN_TEMPLATE.replace("assistant\\n' }}", "assistant\\n<think>\\n\\n</think>' }}"),
-            "ends a thought before each",
-        ),
+        (QWEN_TEMPLATE.replace("assistant\\n' }}", "assistant\\n<think></think>' }}"), "ends a thought before each"),
     ],
 )
 def test_a_chat_template_that_cannot_be_used_is_one_line(template, message, tmp_path):
