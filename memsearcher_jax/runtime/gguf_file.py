@@ -46,9 +46,6 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 """Other keys that may change the numbers -> the values that do not."""
 
-HARMLESS = re.compile(r"(GGUF|general|quantize|split|tokenizer)\.")
-"""Descriptions of the file and its author; `_read_tokenizer` accounts for the keys of the tokenizer."""
-
 HARMLESS_TOKENIZER = re.compile(r"ggml\.\w+_token_id|chat_templates?(\.\w+)?|huggingface\.json|ggml\.token_type_count")
 """Ids of tokens that no template here uses, further templates, and a copy of what the other keys describe."""
 
@@ -101,7 +98,8 @@ def _read_config(file: Path, fields: dict[str, Any], shapes: Shapes) -> ModelCon
     if family not in ARCHITECTURES:
         raise ValueError(f"{file}: general.architecture is {family!r}, expected one of {', '.join(ARCHITECTURES)}")
     prefix = f"{family}."
-    own = {name.removeprefix(prefix): value for name, value in fields.items() if not HARMLESS.match(name)}
+    # Programs that run the file read no others; `_read_tokenizer` accounts for those of the tokenizer.
+    own = {name.removeprefix(prefix): value for name, value in fields.items() if name.startswith(prefix)}
     if missing := [key for key in (*SIZES.values(), NORM_EPS) if key not in own]:
         raise ValueError(f"{file} lacks the key {prefix}{missing[0]}")
     for key in sorted(READ & own.keys()):

@@ -161,7 +161,8 @@ def test_tokenizer_and_chat_template_are_those_of_the_file(write_gguf, libraries
 
 
 def test_a_file_without_an_end_token_names_none(write_gguf, tmp_path):
-    config = gguf_file.convert(write_gguf("llama", "F32", end_id=None), tmp_path / "out")
+    file = write_gguf("llama", "F32", end_id=None, keys={"mradermacher.quantized_by": "mradermacher"})
+    config = gguf_file.convert(file, tmp_path / "out")
     assert len(PreTrainedTokenizerFast.from_pretrained(tmp_path / "out")) == config.vocab_size, "no tokens are added"
     assert not (tmp_path / "out" / "generation_config.json").exists()
     assert "eos_token_id" not in json.loads((tmp_path / "out" / "config.json").read_text())
