@@ -51,7 +51,8 @@ def conversation_problem(where: str, entry: dict[str, Any], max_words: int, file
 def _longmemeval(entry: dict[str, Any], max_words: int) -> tuple[str, list[str], list[StreamQuestion]]:
     # The sessions of the oracle file are not in the order of their dates, which sort as text: "2023/05/20 (Sat) 02:21".
     sessions = sorted(zip(entry["haystack_dates"], entry["haystack_sessions"], strict=True), key=lambda one: one[0])
-    turns = [(date, [f"{turn['role']}: {turn['content']}" for turn in session]) for date, session in sessions]
+    # Added, not formatted: a content that is null, or in parts, is no text to read.
+    turns = [(date, [turn["role"] + ": " + turn["content"] for turn in session]) for date, session in sessions]
     kind = entry["question_type"] + ("_abs" if "_abs" in entry["question_id"] else "")
     question = valid_text("The date is " + entry["question_date"] + ". " + entry["question"])
     marked = [turn["content"] for _, session in sessions for turn in session if turn.get("has_answer")]
@@ -67,7 +68,7 @@ def _locomo(entry: dict[str, Any], max_words: int) -> tuple[str, list[str], list
         said = []
         for turn in conversation[f"session_{number}"]:
             image = f" [shares an image: {turn['blip_caption']}]" if turn.get("blip_caption") else ""
-            texts[turn["dia_id"]] = valid_text(f"{turn['speaker']}: {turn['text']}{image}")
+            texts[turn["dia_id"]] = valid_text(turn["speaker"] + ": " + turn["text"] + image)
             said.append(texts[turn["dia_id"]])
         turns.append((conversation[f"session_{number}_date_time"], said))
     questions = []

@@ -125,6 +125,7 @@ def test_long_sessions_are_divided_between_turns_and_sentences(tmp_path):
     ("entry", "message"),
     [
         (longmemeval(haystack_dates=[]), "neither a question of LongMemEval nor a conversation of LoCoMo"),
+        (longmemeval(haystack_sessions=[[turn("user", None)], []]), "TypeError: can only concatenate str"),
         (longmemeval(haystack_dates=[], haystack_sessions=[]), "has 0 chunks of text and 1 questions"),
         ({"sample_id": "1", "conversation": {}}, "KeyError: 'qa'"),
         (longmemeval(answer=None), r"LoCoMo \(TypeError: an answer is None\)"),
