@@ -137,12 +137,15 @@ def read_adapters(directory: str | Path, config: ModelConfig) -> tuple[ModelConf
     return config, adapters
 
 
-def write_adapters(directory: Path, config: ModelConfig, adapters: Params, base: str, dtype: str) -> None:
-    """Writes adapters, as arrays on this host, so that PEFT loads them onto the model in the folder `base`."""
+def write_adapters(
+    directory: Path, config: ModelConfig, adapters: Params, base: str, dtype: str, revision: str = ""
+) -> None:
+    """Writes adapters, as arrays on this host, so that PEFT loads them onto `revision` of the model in `base`."""
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
+        "revision": revision or None,
         "r": config.lora_rank,
         "lora_alpha": config.lora_alpha,
         "target_modules": list(config.lora_targets),

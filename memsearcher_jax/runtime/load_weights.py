@@ -124,8 +124,8 @@ def export_adapters(folder: str | Path, out: Path, dtype: str = "float32") -> st
     mesh = sharding.make_mesh(MeshConfig(1, 1, 1), jax.local_devices()[:1])
     target = sharding.abstract_arrays(lora.adapter_specs(trained), mesh)
     adapters = checkpoint.restore_params(checkpoints_of(folder), trained, target)
-    base = trained.path.partition("@")[0] if hub.is_repository(trained.path) else trained.path
-    lora.write_adapters(out, trained, jax.device_get(adapters), base, dtype)
+    base, _, revision = trained.path.partition("@") if hub.is_repository(trained.path) else (trained.path, "", "")
+    lora.write_adapters(out, trained, jax.device_get(adapters), base, dtype, revision)
     return base
 
 

@@ -96,7 +96,8 @@ def test_adapters_are_sharded_like_their_projection():
 def test_files_hold_the_adapters_exactly(tmp_path, dtype):
     config = replace(CONFIG, lora_targets=("q_proj", "o_proj", "down_proj"))
     adapters = adapters_of(config)
-    lora.write_adapters(tmp_path, config, adapters, "base", dtype)
+    lora.write_adapters(tmp_path, config, adapters, "owner/base", dtype, "4f2a")
+    assert json.loads((tmp_path / lora.CONFIG_FILE).read_text())["revision"] == "4f2a"
     found, read = lora.read_adapters(tmp_path, NANO)
     assert found == replace(NANO, lora_rank=4, lora_alpha=8.0, lora_targets=config.lora_targets)
     rounded = jax.tree.map(lambda x: np.asarray(x).astype(dtype).astype(np.float32), adapters)
