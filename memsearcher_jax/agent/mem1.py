@@ -13,15 +13,7 @@ from dataclasses import replace
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.prompts import ASSISTANT, END, SYSTEM, USER
 from memsearcher_jax.agent.search_r1 import END_OF_ACTION, SearchR1, SearchR1Prompts, read_action, run_query
-from memsearcher_jax.types import (
-    Generate,
-    Outcome,
-    Prompt,
-    StopReason,
-    TokenCounter,
-    Turn,
-    Workflow,
-)
+from memsearcher_jax.types import Generate, Outcome, Prompt, StopReason, TokenCounter, Turn, Workflow
 
 
 class Mem1Prompts(SearchR1Prompts):

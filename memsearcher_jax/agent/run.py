@@ -41,9 +41,7 @@ def _throw(workflow: Workflow, error: Exception) -> NoReturn:
 
 
 def run_workflow(
-    workflow: Workflow,
-    generate: Callable[[Generate], Completion],
-    tools: Callable[[Any], Any],
+    workflow: Workflow, generate: Callable[[Generate], Completion], tools: Callable[[Any], Any]
 ) -> Outcome:
     """Answers every request of `workflow` until it returns: `tools` gets `Search` and `Call`. Exceptions propagate."""
     response = None

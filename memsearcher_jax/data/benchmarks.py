@@ -43,10 +43,7 @@ BENCHMARKS = {
         ("longmemeval_{}_cleaned.json", "longmemeval_{}.json"),
     ),
     "locomo": Benchmark(
-        ("10",),
-        "CC BY-NC 4.0: not for commercial use",
-        "data/ of github.com/snap-research/locomo",
-        ("locomo{}.json",),
+        ("10",), "CC BY-NC 4.0: not for commercial use", "data/ of github.com/snap-research/locomo", ("locomo{}.json",)
     ),
 }
 

@@ -310,12 +310,7 @@ def common_pages(page_tokens: int, length_A: Array, page_table_AN: Array) -> Arr
 
 
 def paged_attention(
-    q_AKGWH: Array,
-    pools: Sequence[Array],
-    layer: Array,
-    page_table_AN: Array,
-    length_A: Array,
-    shared_pages: Array,
+    q_AKGWH: Array, pools: Sequence[Array], layer: Array, page_table_AN: Array, length_A: Array, shared_pages: Array
 ) -> OnlineSoftmax:
     """Attention of A chunks of W queries over the first `length_A` entries of their contexts in one layer.
 

@@ -21,12 +21,7 @@ from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.kv_cache import Cache, CacheView, DecodeBuffer, DecodeCache
 from memsearcher_jax.model.projections import AdaptedWeight, Int8Weight, adapter_axes, product, project
 from memsearcher_jax.model.rope import apply_rope, rope_rotation
-from memsearcher_jax.ops.attention import (
-    ATTENTION_OUTPUT,
-    Visible,
-    einsum_f32,
-    packed_attention,
-)
+from memsearcher_jax.ops.attention import ATTENTION_OUTPUT, Visible, einsum_f32, packed_attention
 from memsearcher_jax.ops.axes import (
     all_gather_param,
     as_bits,

@@ -78,10 +78,7 @@ def _splash(
             assert backward is not None and causal.dq_mask_info is None  # as with the fused backward kernel
             infos = [
                 info._replace(q_sequence=query_T, block_mask=needed_QC[None].astype(jnp.int32), data_next=next_QC[None])
-                for info, next_QC in (
-                    (forward, _next_needed(needed_QC)),
-                    (backward, _next_needed(needed_QC.T).T),
-                )
+                for info, next_QC in ((forward, _next_needed(needed_QC)), (backward, _next_needed(needed_QC.T).T))
             ]
             kernel = splash.SplashAttentionKernel(infos[0], None, infos[1], **causal.kwargs | {"mask_function": mask})
             result = kernel(q_NTH, k_KTH, v_KTH)

@@ -46,10 +46,7 @@ class ScannIndex:
         n = min(top_n, self.rows)
         if not len(vectors_QD):
             return np.zeros((0, n), np.int64), np.zeros((0, n), np.float32)
-        limits = {
-            "leaves_to_search": self.leaves_searched,
-            "pre_reorder_num_neighbors": max(CANDIDATES, 2 * n),
-        }
+        limits = {"leaves_to_search": self.leaves_searched, "pre_reorder_num_neighbors": max(CANDIDATES, 2 * n)}
         queries_QD = np.ascontiguousarray(vectors_QD, np.float32)
         batch_size = max(MIN_THREAD_QUERIES, -(-len(queries_QD) // len(os.sched_getaffinity(0))))
         ids_QN, scores_QN = self.searcher.search_batched_parallel(queries_QD, n, **limits, batch_size=batch_size)

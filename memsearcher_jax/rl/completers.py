@@ -102,8 +102,7 @@ class OpenAICompleter(JsonClient):
                 time.sleep(1.0)
                 continue
             if not isinstance(text, str) or not text.strip():
-                ended = choice.get("finish_reason")  # "length" where thoughts took all tokens
-                return Completion(error=f"{self.url} answered with an empty text (finish_reason {ended})")
+                return Completion(error=f"{self.url} answered with an empty text ({choice.get('finish_reason')})")
             return Completion(text)
 
 

@@ -71,9 +71,7 @@ def draw(
     kept_SV = jax.lax.cond(jnp.any(truncates_S), truncated, lambda: weight_SV)
     drawn_S = inverse_cdf(kept_SV, uniform_S)
     token_S = jax.lax.cond(
-        jnp.any(is_greedy_S),
-        lambda: jnp.where(is_greedy_S, _first(logits_SV == max_S1), drawn_S),
-        lambda: drawn_S,
+        jnp.any(is_greedy_S), lambda: jnp.where(is_greedy_S, _first(logits_SV == max_S1), drawn_S), lambda: drawn_S
     )
     token_logit_S1 = jnp.take_along_axis(logits_SV, token_S[:, None], axis=-1)
     logprob_S1 = token_logit_S1 - max_S1 - jnp.log(sum_S)[:, None]

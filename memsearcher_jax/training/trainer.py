@@ -229,11 +229,7 @@ def make_trainer(
 
 @lru_cache(maxsize=8)
 def update_program(
-    model_config: ModelConfig,
-    mesh: Mesh,
-    method: Literal["grpo", "sft"],
-    temperature: float,
-    config: TrainingConfig,
+    model_config: ModelConfig, mesh: Mesh, method: Literal["grpo", "sft"], temperature: float, config: TrainingConfig
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """The compiled update of `make_trainer`. Runs of one process, as in a sweep, share it if these settings agree."""
     return update.make_update(
@@ -283,11 +279,7 @@ def _move(params: Params, memory_kind: str) -> Params:
 
 
 def resolve_old_logprobs(
-    config: TrainingConfig,
-    logprob_fn: LogprobFn,
-    params: Params,
-    batches: Sequence[PackedBatch],
-    first: PackedBatch,
+    config: TrainingConfig, logprob_fn: LogprobFn, params: Params, batches: Sequence[PackedBatch], first: PackedBatch
 ) -> tuple[list[PackedBatch], dict[str, float]]:
     """The mini-batches of a step with the old log-probabilities to train against, and metrics.
 
@@ -324,7 +316,4 @@ def _mean_metrics(metrics_by_update: list[dict[str, float]]) -> dict[str, float]
     applied = [metrics for metrics, skip in zip(metrics_by_update, skipped, strict=True) if not skip]
     first = metrics_by_update[0]
     means = {name: float(np.mean([metrics[name] for metrics in applied or metrics_by_update])) for name in first}
-    return means | {
-        "updates": float(len(skipped)),
-        "skipped_updates": float(sum(skipped)),
-    }
+    return means | {"updates": float(len(skipped)), "skipped_updates": float(sum(skipped))}

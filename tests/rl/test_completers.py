@@ -81,7 +81,7 @@ def test_requests_are_repeated_while_the_service_is_down_and_other_errors_are_re
         'returned status 502: {"code": 502, "message": "no provider"}',
         'rejected the request with status 402: {"code": 402, "message": "no credits"}',
         "rejected the request with status 400",
-        "answered with an empty text (finish_reason None)",
+        "answered with an empty text (None)",
         "did not return a chat completion",
     ]
     for one, reason in zip(failed, reasons, strict=True):

@@ -65,10 +65,7 @@ class RetrieveBody(BaseModel):
 
 
 def make_app(
-    search_fn: SearchFn,
-    limits: ServiceLimits,
-    info: Mapping[str, Any],
-    process: SearchProcess | None = None,
+    search_fn: SearchFn, limits: ServiceLimits, info: Mapping[str, Any], process: SearchProcess | None = None
 ) -> FastAPI:
     """The service over `search_fn`; /health returns `info`. `process` is the one that searches, if another one does."""
     batcher = MicroBatcher(search_fn, limits)
