@@ -1,8 +1,8 @@
 """Masked sums, means and loss aggregations.
 
 Unlike `jnp.mean(..., where=mask)`, which gives NaN for an empty mask, every function here gives 0. A masked entry never
-matters, even if it is inf or NaN. Masks have the shape of the values and are bool, or of any type with the number of
-equal entries that an entry stands for: 0 masks it.
+matters, even if it is inf or NaN. Masks have the shape of the values and any type: True or the number of times that an
+entry counts, False or 0 where it is masked.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class TrainingExample:
     number: int = 0  # of the context in its trajectory
     correct: bool = False  # the answer of its trajectory is
     version: int = 0  # of the policy that sampled it
-    count: int = 1  # of the equal contexts that it stands for
+    count: int = 1  # how often it counts: equal contexts are computed once
     hint: Sequence[int] | np.ndarray = ()  # ids that a hinted teacher, and nobody else, sees
     hint_place: int = 0  # the token that the hint is inserted before
 
@@ -49,7 +49,7 @@ class PackedBatch:
     position_BT: jax.Array  # int32, in the context; from P in a segment that continues the row's first P tokens
     segment_BT: jax.Array  # int32, 1, 2, ... along a row; 0 is padding
     mask_BT: jax.Array  # bool, True on trained tokens
-    count_BT: jax.Array  # float32, of the equal contexts that a trained token stands for
+    count_BT: jax.Array  # float32, how often a trained token counts; 0 on others
     advantage_BT: jax.Array  # float32
     old_logprob_BT: jax.Array  # float32, of the sampling policy, computed by the sampler or the trainer
     ref_logprob_BT: jax.Array | None = None  # float32, of the reference or the teacher; None if not needed
