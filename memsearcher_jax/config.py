@@ -158,11 +158,6 @@ def _rl_errors(config: RunConfig) -> Iterator[str]:
             "health.on_collapse rollback restores the checkpoint with the best evaluation, and rl.evaluate_every 0 "
             "makes none: set it"
         )
-    if config.health.max_kl and not config.training.kl_coefficient:
-        yield (
-            f"health.max_kl {config.health.max_kl} has no divergence to limit with training.kl_coefficient 0: set that "
-            "above 0, or health.max_kl to 0"
-        )
     if config.answerer.backend == "none":
         yield "answerer.backend is none: only a judge is optional, set it to initial_policy or openai"
     for name in config.evaluation.in_distribution:

@@ -99,10 +99,6 @@ def test_the_longest_turn_must_fit_the_context():
         ({"agent__default_top_n": 30}, "agent.default_top_n 30 is more than agent.max_top_n 20"),
         ({"health__on_collapse": "rollback"}, "health.on_collapse rollback .* rl.evaluate_every 0 makes none: set it"),
         ({"rl__group_size": 1}, "rl.group_size 1 leaves .* every advantage is 0: raise it"),
-        (
-            {"health__max_kl": 0.5, "training__kl_coefficient": 0.0},
-            "health.max_kl 0.5 has no divergence .* set that above 0",
-        ),
         ({"rl__advantage_scope": "pooled"}, "rl.advantage_scope pooled needs a reward for each context"),
         ({"rl__refill": 1, "rl__carry_over": 1}, "rl.refill 1 replaces groups .* set rl.carry_over to 0"),
         ({"rl__refill": 1, "rl__epochs": 1}, "rl.refill 1 takes more problems than a step counts.* and rl.steps"),

@@ -29,8 +29,6 @@ class HealthConfig:
     """Alert when mean reward falls below this fraction of its best mean over `patience` steps."""
     max_entropy: NonNegative = 0.0
     """Alert when mean entropy, in nats per token, exceeds this (the policy is diverging)."""
-    max_kl: NonNegative = 0.0
-    """Alert when the divergence from the initial weights, in nats per token, exceeds this."""
     max_likelihood_fall: NonNegative = 0.0
     """Alert when the mean log-probability of the tokens of correct trajectories is this many nats below its best mean
     over `patience` steps: the earliest sign of a collapse (arXiv 2512.04220)."""
@@ -39,7 +37,6 @@ class HealthConfig:
     service that is down, and end the run after `patience` consecutive such steps, whatever `on_collapse` is; 1: off."""
 
 
-LIMITS = {"max_entropy": MetricName.ENTROPY, "max_kl": MetricName.KL}
 LOST, SKIPPED = "max_unscored", "skipped_updates"  # steps whose trajectories, or all of whose updates, were lost
 
 
@@ -174,7 +171,6 @@ class HealthMonitor:
             if not (value := metrics.get(metric, bound)) >= bound:  # NaN is below it, too
                 mean = f"its best mean over {config.patience} steps is {best[metric]:.4g}"
                 yield name, f"{metric} is {value:.4g}, {mean}, and health.{name} {getattr(config, name):g}"
-        for name, metric in LIMITS.items():
-            limit, value = getattr(config, name), metrics.get(metric)
-            if limit and value is not None and not value <= limit:  # NaN is beyond it, too
-                yield name, f"{metric} is {value:.4g} and health.{name} {limit:g}"
+        limit, entropy = config.max_entropy, metrics.get(MetricName.ENTROPY)
+        if limit and entropy is not None and not entropy <= limit:  # NaN is beyond it, too
+            yield "max_entropy", f"{MetricName.ENTROPY} is {entropy:.4g} and health.max_entropy {limit:g}"

@@ -241,9 +241,9 @@ def test_an_outage_teaches_nothing(scripted):
 
 
 def test_weights_that_collapse_are_not_saved(scripted):
-    run = scripted(HealthConfig(max_kl=0.1, patience=3, on_collapse="stop"))
-    run.state.metrics = {"kl": 9.0}
-    with pytest.raises(RunEnded, match=r"stopped after step 3 \(step 2: kl .*\); the last checkpoint is intact"):
+    run = scripted(HealthConfig(max_entropy=0.1, patience=3, on_collapse="stop"))
+    run.state.metrics = {"entropy": 9.0}
+    with pytest.raises(RunEnded, match=r"stopped after step 3 \(step 2: entropy .*\); the last checkpoint is intact"):
         run.train()
     assert run.checkpoints.saved == {}
     assert run.steps() == ([0, 1, 2], [0, 1, 2]), "what shows why it collapsed"
