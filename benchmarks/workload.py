@@ -97,8 +97,8 @@ def workflow_of(workload: Workload) -> Callable[[Problem], Workflow]:
         memory = ""
         turns = problem.metadata["plan"].turns
         for number, turn in enumerate(turns, start=1):
-            prompt = Prompt.of(system, ("question", problem.question), bridge, ("memory", memory), suffix)
-            yield Generate(prompt, turn.think)
+            texts = system, problem.question, bridge, memory, suffix
+            yield Generate(Prompt(tuple(TextSpan(text, True) for text in texts)), turn.think)
             if number == len(turns):
                 return Outcome(StopReason.ANSWERED)
             yield Search((Query(problem.question, 1),))
@@ -126,8 +126,7 @@ class NumberTokenizer:
     stop_ids, clip = (), str  # `clip` is for tools, which no workflow here calls
 
     def prompt(self, prompt: Prompt) -> tuple[Ids, ...]:
-        segments = (prompt["prefix"], prompt["question"], prompt["bridge"], prompt["memory"], prompt["suffix"])
-        return tuple(map(self._encode, segments))
+        return tuple(self._encode(segment.text) for segment in prompt.segments)
 
     def encode_spans(self, spans: Sequence[TextSpan]) -> Ids:
         return tuple(id for span in spans for id in self._encode(span.text))

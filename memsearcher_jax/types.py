@@ -117,19 +117,6 @@ class Prompt:
 
     segments: tuple[TextSpan, ...]
 
-    @classmethod
-    def of(cls, prefix: str, first: tuple[str, str], bridge: str, second: tuple[str, str], suffix: str) -> Prompt:
-        """Three trusted texts around two outside texts, which are (name, text)."""
-        return cls(
-            (
-                TextSpan(prefix, True, "prefix"),
-                TextSpan(first[1], False, first[0]),
-                TextSpan(bridge, True, "bridge"),
-                TextSpan(second[1], False, second[0]),
-                TextSpan(suffix, True, "suffix"),
-            )
-        )
-
     def __getitem__(self, name: str) -> str:
         """The text of one segment; "" in a prompt without one of this name, as an agent of a user's may make it."""
         return {segment.name: segment.text for segment in self.segments}.get(name, "")

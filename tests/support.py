@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.runtime.tokenizer import END_OF_TEXT, IM_END, IM_START, ChatTokenizer
 from memsearcher_jax.sampling.config import SamplingConfig
-from memsearcher_jax.types import Completion, Generate, Passage, Prompt, Search, SearchResult
+from memsearcher_jax.types import Completion, Generate, Passage, Prompt, Search, SearchResult, TextSpan
 
 SMALL_RUN = """
     --config nano --model.layers 1 --model.embed_size 32 --model.ffn_size 64 --agent.completion_tokens 8
@@ -71,7 +71,8 @@ def byte_tokenizer() -> ChatTokenizer:
 
 def make_prompt(prefix: str, question: str, bridge: str, memory: str, suffix: str) -> Prompt:
     """A prompt with the segments of a search agent: texts of ours and from outside in turns."""
-    return Prompt.of(prefix, ("question", question), bridge, ("memory", memory), suffix)
+    spans = (prefix, True), (question, False, "question"), (bridge, True), (memory, False, "memory"), (suffix, True)
+    return Prompt(tuple(TextSpan(*span) for span in spans))
 
 
 def chat_completion(text: str) -> tuple[int, dict[str, Any]]:

@@ -11,18 +11,15 @@ from collections import Counter
 from dataclasses import replace
 
 from memsearcher_jax.agent.config import AgentConfig
-from memsearcher_jax.agent.prompts import ASSISTANT, END, SYSTEM, USER
 from memsearcher_jax.agent.search_r1 import END_OF_ACTION, SearchR1, SearchR1Prompts, read_action, run_query
-from memsearcher_jax.types import Generate, Outcome, Prompt, StopReason, TokenCounter, Turn, Workflow
+from memsearcher_jax.types import Generate, Outcome, Prompt, StopReason, TextSpan, TokenCounter, Turn, Workflow
 
 
 class Mem1Prompts(SearchR1Prompts):
     """A template set of this protocol: that of Search-R1, whose reply continues after the state."""
 
     def initial_prompt(self, question: str, memory: str = "") -> Prompt:
-        before, after = self.turn
-        opening, bridge = f"{SYSTEM}{self.system}{END}{USER}{before}", f"{after}{END}{ASSISTANT}"
-        return Prompt.of(opening, ("question", question), bridge, ("memory", memory), "")
+        return Prompt((*super().initial_prompt(question).segments, TextSpan(memory, False, "memory")))
 
 
 def mem1(question: str, *, config: AgentConfig, prompts: Mem1Prompts, token_counter: TokenCounter) -> Workflow:

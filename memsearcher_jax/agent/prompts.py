@@ -108,14 +108,8 @@ class Prompts:
 
     def initial_prompt(self, question: str, memory: str = "") -> Prompt:
         """The prompt of a fresh context, with the opening of the reply. With rag, `memory` is the passages."""
-        before, *bridge, after = self.turn
-        return Prompt.of(
-            f"{SYSTEM}{self.system}{END}{USER}{before}",
-            ("question", question),
-            "".join(bridge),
-            ("memory", memory),
-            f"{after}{END}{ASSISTANT}{self.opening}",
-        )
+        texts = {"question": question} if len(self.turn) == 2 else {"question": question, "memory": memory}
+        return fill((self.system,), self.turn, texts, self.opening)
 
     def show_passage(self, number: int, passage: Passage) -> tuple[str, str, str]:
         """(text before, contents, text after) of a result's passage; numbers count from 1. The contents may be cut."""

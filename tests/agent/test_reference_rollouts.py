@@ -302,10 +302,7 @@ def test_a_fault_of_the_model_server_ends_the_workflow(traces, qwen):
     config = AgentConfig(prompts="original")
     for trace in of_category(traces, {"model_error_retry"}):
         workflow = memsearcher(trace["question"], config=config, prompts=prompts.load(config), token_counter=qwen)
-        opening = next(workflow).text
-        assert (
-            opening["prefix"] + opening["question"] + opening["bridge"] + opening["suffix"] == trace["model_prompts"][0]
-        )
+        assert str(next(workflow).text) == trace["model_prompts"][0]
         with pytest.raises(ConnectionError):
             workflow.throw(ConnectionError("model server"))
         with pytest.raises(StopIteration):
