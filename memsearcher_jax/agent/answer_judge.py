@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from memsearcher_jax.agent.prompts import fill
@@ -62,16 +63,11 @@ def calibration_error(judgements: Sequence[Judgement], *, as_published: bool = F
     Humanity's Last Exam and of BrowseComp-Plus (`scripts_evaluation/evaluate_run.py`), and so the published numbers,
     leave the last bin out of the sum; `as_published` does, too. None if no bin is left.
     """
-    ordered = sorted(judgements, key=lambda one: one.confidence)
-    starts = [number * BIN_SIZE for number in range(len(ordered) // BIN_SIZE)]
-    bins = list(zip(starts, [*starts[1:], len(ordered)], strict=True)) if starts else []
+    errors = [one.confidence / 100 - one.correct for one in sorted(judgements, key=lambda one: one.confidence)]
+    starts = range(0, len(errors) - BIN_SIZE + 1, BIN_SIZE)
+    ends = [*starts[1:], len(errors)]
+    bins = [errors[start:end] for start, end in zip(starts, ends, strict=False)]
     if as_published:
         bins = bins[:-1]
-    if not bins:
-        return None
-    squares = 0.0
-    for start, end in bins:
-        part = ordered[start:end]
-        difference = sum(one.confidence / 100 - one.correct for one in part) / len(part)
-        squares += len(part) / len(ordered) * difference**2
-    return math.sqrt(squares)
+    squares = [len(part) * fmean(part) ** 2 for part in bins]
+    return math.sqrt(sum(squares) / len(errors)) if bins else None

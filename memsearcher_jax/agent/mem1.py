@@ -32,22 +32,20 @@ def mem1(question: str, *, config: AgentConfig, prompts: Mem1Prompts, token_coun
 
     for number in range(1, config.max_turns + 1):
         completion = yield Generate(prompts.initial_prompt(question, state), config.completion_tokens, END_OF_ACTION)
-        stop, action, content = read_action(completion, number == config.max_turns, counts)
+        stop, content = read_action(completion, number == config.max_turns, counts)
         if stop is StopReason.CONTEXT_FULL:
             return outcome(stop)
         turn = Turn(state, completion.text)
         if stop:
-            return outcome(stop, turn, answer=content if stop is StopReason.ANSWERED else "")
+            return outcome(stop, turn, answer=content or "")
 
-        shown = prompts.invalid[0]
-        if action:
-            turn, spans = yield from run_query(content, turn, counts, config, prompts, token_counter)
-            if config.on_search_error == "stop" and turn.results and turn.results[0].error:
-                return outcome(StopReason.SEARCH_FAILED, turn, error=turn.results[0].error)
-            shown = "".join(span.text for span in spans)
-        state = completion.text + shown
+        used = yield from run_query(content, turn, config=config, prompts=prompts, token_counter=token_counter)
+        counts.update(used.counts)
+        if used.error and config.on_search_error == "stop":
+            return outcome(StopReason.SEARCH_FAILED, used.turn, error=used.error)
+        state = completion.text + used.turn.observation
         counts["memory_tokens"] = token_counter.count(completion.text)
-        turns.append(replace(turn, observation=shown, new_memory=completion.text))
+        turns.append(replace(used.turn, new_memory=completion.text))
     raise AssertionError("the last turn returns")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from memsearcher_jax.agent import protocol
 from memsearcher_jax.agent.base import QuestionAgent
@@ -20,7 +21,6 @@ from memsearcher_jax.types import (
     Outcome,
     Problem,
     Prompt,
-    StopReason,
     TokenCounter,
     Turn,
     Workflow,
@@ -33,13 +33,14 @@ class MemAgentPrompts(Prompts):
 
     chunk: tuple[str, ...] = ("", "", "", "")
     empty: tuple[str, ...] = ("",)  # shown before there is a memory
+    opening: ClassVar[str] = ""
 
     def read(self, question: str, memory: str, chunk: str) -> Prompt:
         texts = {"question": question, "memory": memory or self.empty[0], "chunk": chunk}
         return fill((self.system,), self.chunk, texts)
 
     def initial_prompt(self, question: str, memory: str = "") -> Prompt:
-        return fill((self.system,), self.turn, {"question": question, "memory": memory or self.empty[0]})
+        return super().initial_prompt(question, memory or self.empty[0])
 
     def template_tokens(self, calls: int, token_counter: TokenCounter) -> int:
         prompts = self.read("", "", ""), self.initial_prompt("")
@@ -80,10 +81,8 @@ def memagent(
 
     completion = yield Generate(prompts.initial_prompt(question, memory), config.completion_tokens)
     turns += [Turn(memory, completion.text)] * (completion.finish is not FinishReason.CONTEXT_FULL)
-    if completion.finish is not FinishReason.STOP:
-        return Outcome(protocol.STOP_REASONS[completion.finish], turns=tuple(turns), counts=counts)
-    answer = protocol.boxed_answer(completion.text)
-    return Outcome(StopReason.NO_ANSWER if answer is None else StopReason.ANSWERED, answer or "", tuple(turns), counts)
+    stop, answer = protocol.final_answer(completion, prompts.opening)
+    return Outcome(stop, answer, tuple(turns), counts)
 
 
 def parse_answer(transcript: str) -> Parsed:

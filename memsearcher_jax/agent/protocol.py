@@ -44,11 +44,11 @@ def boxed_answer(text: str) -> str | None:
     return last_box(without_thoughts(text).strip())
 
 
-def final_answer(completion: Completion) -> tuple[StopReason, str]:
-    """The stop reason and the answer of a trajectory that ends with this completion."""
+def final_answer(completion: Completion, opening: str = THINK) -> tuple[StopReason, str]:
+    """The stop reason and the answer of a trajectory that ends with this completion after the prompt's `opening`."""
     if completion.finish in STOP_REASONS:
         return STOP_REASONS[completion.finish], ""
-    answer = boxed_answer(THINK + completion.text)
+    answer = boxed_answer(opening + completion.text)
     return (StopReason.NO_ANSWER, "") if answer is None else (StopReason.ANSWERED, answer)
 
 

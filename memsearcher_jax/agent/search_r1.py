@@ -13,10 +13,11 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from memsearcher_jax.agent import protocol
 from memsearcher_jax.agent.base import QuestionAgent
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.prompts import ASSISTANT, Prompts
-from memsearcher_jax.agent.tools import fit_results
+from memsearcher_jax.agent.tools import ToolUse, fit_results
 from memsearcher_jax.types import (
     Completion,
     FinishReason,
@@ -78,31 +79,32 @@ def parse_answer(transcript: str) -> tuple[str | None, str]:
     return answers[-1].strip(), "" if _WELL_FORMED.fullmatch(reply) else "bad format: not thought, search or answer"
 
 
-def read_action(completion: Completion, is_last: bool, counts: Counter[str]) -> tuple[StopReason | None, str, str]:
-    """Why the reply ends the trajectory, or None; its action, "search", "answer" or "" for none; and what is in it."""
-    if completion.finish is FinishReason.CONTEXT_FULL:
-        return StopReason.CONTEXT_FULL, "", ""
-    if completion.finish is FinishReason.FORGED_TURN:
-        return StopReason.FORGED_TURN, "", ""
+def read_action(completion: Completion, is_last: bool, counts: Counter[str]) -> tuple[StopReason | None, str | None]:
+    """Why the reply ends the trajectory, and its answer; or None and what it searches, None for no action."""
+    if completion.finish in (FinishReason.CONTEXT_FULL, FinishReason.FORGED_TURN):
+        return protocol.STOP_REASONS[completion.finish], ""
     match = ACTION.search(completion.text)
-    action, content = match.groups() if match else ("", "")
+    action, content = (match[1], match[2].strip()) if match else ("", None)
     counts["invalid_actions"] += not action
-    stop = StopReason.ANSWERED if action == "answer" else StopReason.MAX_TURNS if is_last else None
-    return stop, action, content.strip()
+    if action == "answer":
+        return StopReason.ANSWERED, content
+    return (StopReason.MAX_TURNS, "") if is_last else (None, content)
 
 
 def run_query(
-    query: str, turn: Turn, counts: Counter[str], config: AgentConfig, prompts: SearchR1Prompts, counter: TokenCounter
-) -> Generator[Search, tuple[SearchResult, ...], tuple[Turn, tuple[TextSpan, ...]]]:
-    """Runs the search of a reply; returns the turn with its results, and the text that shows them."""
-    result = SearchResult()
+    query: str | None, turn: Turn, *, config: AgentConfig, prompts: SearchR1Prompts, token_counter: TokenCounter
+) -> Generator[Search, tuple[SearchResult, ...], ToolUse]:
+    """Runs the search of a reply; the message is the text that follows the reply, also one without an action."""
+    result, message, counts = SearchResult(), (TextSpan(prompts.invalid[0], True),), {}
     if query:  # search services refuse an empty one
         queries = (Query(query, config.default_top_n),)
         (result,) = yield Search(queries)
         turn = replace(turn, calls=(query,), queries=queries, results=(result,))
-    ((_, passages),), clipped = fit_results([""], [result], config.observation_tokens, prompts, counter)
-    counts["passages_clipped"] += clipped["passages_clipped"]
-    return turn, prompts.information(passages)
+    if query is not None:
+        ((_, passages),), clipped = fit_results([""], [result], config.observation_tokens, prompts, token_counter)
+        message, counts = prompts.information(passages), {"passages_clipped": clipped["passages_clipped"]}
+    observation = "".join(span.text for span in message)
+    return ToolUse(replace(turn, observation=observation), message, counts, result.error)
 
 
 def search_r1(question: str, *, config: AgentConfig, prompts: SearchR1Prompts, token_counter: TokenCounter) -> Workflow:
@@ -122,20 +124,19 @@ def search_r1(question: str, *, config: AgentConfig, prompts: SearchR1Prompts, t
     request = Generate(prompts.initial_prompt(question), config.completion_tokens, END_OF_ACTION)
     while True:
         completion = yield request
-        stop, action, content = read_action(completion, len(turns) + 1 == config.max_turns, counts)
+        stop, content = read_action(completion, len(turns) + 1 == config.max_turns, counts)
         if stop is StopReason.CONTEXT_FULL:
             return outcome(stop)
         turn = Turn(memory="", reply=completion.text)
         if stop:
-            return outcome(stop, turn, answer=content if stop is StopReason.ANSWERED else "")
+            return outcome(stop, turn, answer=content or "")
 
-        text = (TextSpan(prompts.invalid[0], True),)
-        if action:
-            turn, text = yield from run_query(content, turn, counts, config, prompts, token_counter)
-            if config.on_search_error == "stop" and turn.results and turn.results[0].error:
-                return outcome(StopReason.SEARCH_FAILED, turn, error=turn.results[0].error)
-        turns.append(replace(turn, observation="".join(span.text for span in text)))
-        request = Generate(text, config.completion_tokens, END_OF_ACTION, same_turn=True)
+        used = yield from run_query(content, turn, config=config, prompts=prompts, token_counter=token_counter)
+        counts.update(used.counts)
+        if used.error and config.on_search_error == "stop":
+            return outcome(StopReason.SEARCH_FAILED, used.turn, error=used.error)
+        turns.append(used.turn)
+        request = Generate(used.message, config.completion_tokens, END_OF_ACTION, same_turn=True)
 
 
 class SearchR1(QuestionAgent):
