@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -94,14 +95,8 @@ class Memalpha(ReadingAgent):
         return self.memalpha.chunk_tokens
 
     def start(self, problem: Problem, token_counter: TokenCounter, memory: Memory | None = None) -> Workflow:
-        return memalpha(
-            _stream(problem),
-            agent=self.config,
-            config=self.memalpha,
-            prompts=self.prompts,
-            token_counter=token_counter,
-            initial=memory,
-        )
+        settings = {"agent": self.config, "config": self.memalpha, "prompts": self.prompts}
+        return memalpha(_stream(problem), **settings, token_counter=token_counter, initial=memory)
 
     def text_problem(self, chunks: Sequence[str], question: str) -> Problem:
         stream = Stream("files", tuple(chunks), (StreamQuestion(question, ""),))
@@ -161,18 +156,16 @@ class Memalpha(ReadingAgent):
         needed = [_tokens(tokenizer, prompts.answer_prompt("", "")) + settings.answer_memory_tokens + question]
         if judge:
             # JSON's escapes may make a content longer than its completion; then it does not fit, fails, and is counted.
-            needed += [
-                _tokens(tokenizer, prompts.judge_prompt(store, "")) + config.completion_tokens for store in Store
-            ]
+            judge_prompts = (prompts.judge_prompt(store, "") for store in Store)
+            needed += [_tokens(tokenizer, prompt) + config.completion_tokens for prompt in judge_prompts]
             case = config.question_tokens + 2 * settings.answer_tokens  # with the golden answer and the given one
             rule = max(JUDGE_RULES.values(), key=len)
             needed.append(_tokens(tokenizer, prompts.grade_prompt("", "", "", rule)) + case)
         return max(needed) + settings.answer_tokens + 1
 
     def answer(self, pairs: Sequence[tuple[Memory, str]], scoring: Scoring) -> list[Completion]:
-        retrievers = ((self._retriever(Stream("files", (), ()), memory, scoring), text) for memory, text in pairs)
-        prompts = itertools.starmap(self._answer_prompt, retrievers)
-        return _complete(scoring.answerer, prompts, "answers", scoring)
+        asked = ((self._retriever(Stream("files", (), ()), memory, scoring), text) for memory, text in pairs)
+        return self._answers(asked, scoring)
 
     def rewards(self, trajectories: Sequence[Trajectory], scoring: Scoring) -> list[ScoredTrajectory]:
         """One reward for each context. Without a judge the reward has no content term.
@@ -188,58 +181,53 @@ class Memalpha(ReadingAgent):
     def _retriever(self, stream: Stream, memory: Memory, scoring: Scoring) -> EvidenceRetriever:
         return EvidenceRetriever(stream, memory, self.memalpha, scoring.token_counter, self.prompts.tags)
 
-    def _answer_prompt(self, retriever: EvidenceRetriever, question: str) -> Prompt:
-        asked = self.prompts.with_prefix(retriever.stream.source, question)
-        return self.prompts.answer_prompt(retriever.retrieve(asked), asked)
+    def _answers(self, asked: Iterable[tuple[EvidenceRetriever, str]], scoring: Scoring) -> list[Completion]:
+        """The answers to questions, each from what is retrieved for it."""
+
+        def prompt(retriever: EvidenceRetriever, question: str) -> Prompt:
+            question = self.prompts.with_prefix(retriever.stream.source, question)
+            return self.prompts.answer_prompt(retriever.retrieve(question), question)
+
+        return _complete(scoring.answerer, itertools.starmap(prompt, asked), "answers", scoring)
 
     def _answered(self, trajectories: Sequence[Trajectory], scoring: Scoring) -> list[list[Answered]]:
         """The questions of each stream, answered from the memory that the trajectory wrote."""
         streams = [_stream(one.problem) for one in trajectories]
-        asked = [(stream.source, question) for stream in streams for question in stream.questions]
-
-        def answer_prompts() -> Iterator[Prompt]:
-            for stream, trajectory in zip(streams, trajectories, strict=True):
-                memory = _read(trajectory.outcome).memory
-                retriever = self._retriever(stream, memory, scoring)
-                for question in stream.questions:
-                    yield self._answer_prompt(retriever, question.text)
-
-        answers = _complete(scoring.answerer, answer_prompts(), "answers", scoring)
-        to_grade = [
-            number
-            for number, ((source, _), answer) in enumerate(zip(asked, answers, strict=True))
-            if needs_judge(source, evaluation=scoring.evaluation) and not answer.error
+        retrievers = (self._retriever(_stream(one.problem), _read(one.outcome).memory, scoring) for one in trajectories)
+        asked = ((retriever, question.text) for retriever in retrievers for question in retriever.stream.questions)
+        answers = iter(self._answers(asked, scoring))
+        cases = [(stream.source, question, next(answers)) for stream in streams for question in stream.questions]
+        judged = [
+            not answer.error and needs_judge(source, evaluation=scoring.evaluation) for source, _, answer in cases
         ]
-        grade_prompts = (self._grade_prompt(*asked[number], answers[number].text) for number in to_grade)
-        grades = dict(zip(to_grade, _complete(scoring.judge, grade_prompts, "grades", scoring), strict=True))
+        grade_prompts = itertools.starmap(self._grade_prompt, itertools.compress(cases, judged))
+        grades = iter(_complete(scoring.judge, grade_prompts, "grades", scoring))
 
-        def scored(number: int) -> Answered:
-            (source, question), answer, grade = asked[number], answers[number], grades.get(number)
+        def scored(source: str, question: StreamQuestion, answer: Completion, is_judged: bool) -> Answered:
+            grade, error, score = next(grades) if is_judged else None, answer.error, None
             if grade and not grade.text.strip():
-                return Answered(question, answer, None, grade.error or "the judge's completion is empty")
-            if answer.error:
-                return Answered(question, answer, None, answer.error)
-            reply = grade and grade.text
-            rule = {"evaluation": scoring.evaluation, "kind": question.kind}
-            return Answered(question, answer, question_score(source, answer.text, question.answer, reply, **rule))
+                error = grade.error or "the judge's completion is empty"
+            if not error:
+                rule = {"evaluation": scoring.evaluation, "kind": question.kind}
+                score = question_score(source, answer.text, question.answer, grade and grade.text, **rule)
+            return Answered(question, answer, score, error)
 
-        answered = map(scored, range(len(asked)))
+        answered = (scored(*case, is_judged) for case, is_judged in zip(cases, judged, strict=True))
         return [list(itertools.islice(answered, len(stream.questions))) for stream in streams]
 
-    def _grade_prompt(self, source: str, question: StreamQuestion, answer: str) -> Prompt:
+    def _grade_prompt(self, source: str, question: StreamQuestion, answer: Completion) -> Prompt:
         rule = judge_rule(question.kind) if source == LONGMEMEVAL else ""
-        return self.prompts.grade_prompt(question.text, str(question.answer), after_thoughts(answer), rule)
+        return self.prompts.grade_prompt(question.text, str(question.answer), after_thoughts(answer.text), rule)
 
     def _verdicts(self, trajectories: Sequence[Trajectory], scoring: Scoring) -> list[list[list[Verdict]] | None]:
         """For each trajectory, chunk and call whether its content is valid; None without a judge."""
         if scoring.judge is None:
             return [None] * len(trajectories)
         contents_RC = [
-            [[content_to_judge(call) for call in calls] for calls in _read(trajectory.outcome).calls_C]
-            for trajectory in trajectories
+            [list(map(content_to_judge, calls)) for calls in _read(one.outcome).calls_C] for one in trajectories
         ]
-        judged = [content for contents_C in contents_RC for calls in contents_C for content in calls if content]
-        prompts = (self.prompts.judge_prompt(*content) for content in judged)
+        judged = (content for contents_C in contents_RC for calls in contents_C for content in calls if content)
+        prompts = itertools.starmap(self.prompts.judge_prompt, judged)
         completions = iter(_complete(scoring.judge, prompts, "verdicts", scoring))
 
         def verdict(content: object) -> Verdict:
@@ -248,7 +236,7 @@ class Memalpha(ReadingAgent):
             completion = next(completions)
             return None if completion.error else parse_verdict(completion.text)
 
-        return [[[verdict(content) for content in calls] for calls in contents_C] for contents_C in contents_RC]
+        return [[list(map(verdict, calls)) for calls in contents_C] for contents_C in contents_RC]
 
     def _score(
         self, trajectory: Trajectory, answered: Sequence[Answered], verdicts_C: Sequence[Sequence[Verdict]] | None
@@ -260,11 +248,10 @@ class Memalpha(ReadingAgent):
             "answers_failed": len(answered) - len(known),
             "verdicts_failed": sum(verdict is None for calls in verdicts_C or () for verdict in calls),
         }
-        memory_tokens, stream_tokens = outcome.counts["memory_tokens"], outcome.counts["stream_tokens"]
         if settings.answer_from == "rag":  # it searches in the complete stream
-            counts["memory_tokens"] = stream_tokens
+            counts["memory_tokens"] = counts["stream_tokens"]
         elif settings.answer_from == "long_context":
-            counts["memory_tokens"] = min(stream_tokens, settings.answer_memory_tokens)
+            counts["memory_tokens"] = min(counts["stream_tokens"], settings.answer_memory_tokens)
         lines = "\n".join(map(str, answered))
         trajectory = replace(trajectory, outcome=replace(outcome, answer=lines, counts=counts))
         if not known:
@@ -272,20 +259,14 @@ class Memalpha(ReadingAgent):
         scores = {"accuracy": _mean(known), **_by_kind(_stream(trajectory.problem).source, answered)}
         if settings.answer_from != "memory":
             return ScoredTrajectory(trajectory, scores["accuracy"], "answered from the stream itself", scores)
-        if evidence := [question.evidence for question in _stream(trajectory.problem).questions if question.evidence]:
+        if evidence := [one.question.evidence for one in answered if one.question.evidence]:
             items = (*outcome.memory.semantic, *outcome.memory.episodic)
             text = "\n".join((as_text(outcome.memory.core), *(item.text for item in items)))
             scores["evidence_recall"] = _mean([evidence_recall(text, texts) for texts in evidence])
         calls_C = [calls_reward(results, settings.reward) for results in outcome.results_C]
         content_C = None if verdicts_C is None else [content_reward(calls) for calls in verdicts_C]
-        reward = stream_reward(
-            known,
-            memory_tokens=memory_tokens,
-            stream_tokens=stream_tokens,
-            calls_C=calls_C,
-            content_C=content_C,
-            config=settings.reward,
-        )
+        sizes = {name: counts[name] for name in ("memory_tokens", "stream_tokens")}
+        reward = stream_reward(known, **sizes, calls_C=calls_C, content_C=content_C, config=settings.reward)
         scores |= {"compression_reward": reward.compression, "calls_reward": _mean(calls_C)}
         if content_C is not None:
             scores["content_reward"] = _mean(content_C)
@@ -336,13 +317,12 @@ def _mean(values: Sequence[float]) -> float:
 
 def _by_kind(source: str, answered: Sequence[Answered]) -> dict[str, float]:
     """The mean score of the data set, and by the kind of question where the data gives one."""
-    scores: dict[str, list[float]] = {}
+    scores = defaultdict[str, list[float]](list)
     for one in answered:
         if one.score is not None:
-            scores.setdefault(f"accuracy/{source}", []).append(one.score)
-            for kind in question_types(one.question.kind):
-                if kind:
-                    scores.setdefault(f"accuracy/{source}/{kind}", []).append(one.score)
+            kinds = (f"/{kind}" for kind in question_types(one.question.kind) if kind)
+            for name in ("", *kinds):
+                scores[f"accuracy/{source}{name}"].append(one.score)
     return {name: _mean(values) for name, values in sorted(scores.items())}
 
 

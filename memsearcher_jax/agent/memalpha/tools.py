@@ -123,10 +123,8 @@ def content_to_judge(call: Call) -> tuple[Store, str] | None:
         return None
     memory_type, content = arguments.get("memory_type"), arguments.get(CONTENT_ARGUMENT[call.name])
     name = memory_type.removesuffix("_memory") if isinstance(memory_type, str) else ""
-    text = "" if content is None else as_text(content)
-    if name not in {store.value for store in Store} or not text.strip():
-        return None
-    return Store(name), text
+    store, text = _STORES.get(f"{name}_memory"), "" if content is None else as_text(content)
+    return (store, text) if store and text.strip() else None
 
 
 def _check_arguments(name: str, arguments: dict[str, Any]) -> Store | CallResult:

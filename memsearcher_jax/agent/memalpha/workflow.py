@@ -77,14 +77,9 @@ def memalpha(
         replies["replies_cut_off"] += completion.finish is FinishReason.LENGTH
         replies["replies_forged"] += completion.finish is FinishReason.FORGED_TURN
         replies["replies_without_calls"] += not calls
-        turns.append(
-            Turn(
-                shown,
-                completion.text,
-                calls=tuple(f"{call.name} {call.arguments}" for call in calls),
-                observation="\n".join(map(describe_result, results)),
-            )
-        )
+        written = tuple(f"{name} {arguments}" for name, arguments in calls)
+        observation = "\n".join(map(describe_result, results))
+        turns.append(Turn(shown, completion.text, written, observation=observation))
         calls_C.append(calls)
         results_C.append(results)
     return outcome(StopReason.STREAM_READ)
