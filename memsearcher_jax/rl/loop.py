@@ -21,10 +21,11 @@ from memsearcher_jax.rl.state import RunState
 
 def train(state: RunState, collector: Collector, recovery: Recovery, evaluator: Evaluator, recorder: Recorder) -> None:
     """Trains until step `rl.steps`. Raises RunEnded where the run ends earlier; what is healthy is then saved."""
-    with recorder.saving_at_the_end(state, collector, recovery):
+    with recorder.saving_at_the_end(state):
         state.publish()
         recorder.complete(state.step - 1, evaluator.before_first_step(state, recovery))
-        recorder.save_rollback_target(state, collector, recovery)
+        if recovery.needs_target:
+            recorder.save(state)
         while state.step < state.run.config.rl.steps:
             with recorder.step(state) as (metrics, timer):
                 batch = collector.collect(state, timer)
@@ -38,4 +39,4 @@ def train(state: RunState, collector: Collector, recovery: Recovery, evaluator: 
                     recovery.restore_best(state, timer)
                     collector.restart()
                 metrics |= evaluator.if_due(state, recovery, timer)
-                recorder.save_if_due(state, collector, recovery, timer)
+                recorder.save_if_due(state, timer, is_best=state.step == recovery.best_step)

@@ -12,9 +12,7 @@ from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.metrics import MetricsWriter
 from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.logs.trajectories import step_path
-from memsearcher_jax.rl.collector import Collector
 from memsearcher_jax.rl.metrics import Metrics
-from memsearcher_jax.rl.recovery import Recovery
 from memsearcher_jax.rl.state import RunState
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.runtime.ending import RunEnded
@@ -31,7 +29,7 @@ class Recorder:
     checkpoints: Checkpoints
     progress: Progress
     hosts: Hosts
-    meta: Mapping[str, Any]  # of the run, for every checkpoint
+    meta: Callable[[], Mapping[str, Any]]  # what a checkpoint stores, as plain JSON; every host must call it
     writer: MetricsWriter | None = None  # of the first host
     profiled_step: int | None = None  # of which the first host writes a profile
     trajectories: dict[Path, bytes] = field(default_factory=dict)  # that are not written yet
@@ -46,12 +44,10 @@ class Recorder:
         try:
             with profiled(self.out, number) if is_profiled else nullcontext():
                 yield metrics, timer
-        except RunEnded:
-            if state.step > number:
-                self._write_metrics(number, metrics | timer.metrics)
-            raise
-        metrics |= timer.metrics
-        self._write_metrics(number, metrics)
+        finally:
+            metrics |= timer.metrics
+            if (writer := self.writer) is not None and state.step > number:
+                self._attempt(lambda: writer.write(number, metrics), checkpoint=False)
         self.progress.advance(metrics)
 
     def complete(self, step: int, metrics: Metrics) -> None:
@@ -60,7 +56,7 @@ class Recorder:
             self._attempt(lambda: writer.complete(step, metrics), checkpoint=False)
 
     @contextmanager
-    def saving_at_the_end(self, state: RunState, collector: Collector, recovery: Recovery) -> Iterator[None]:
+    def saving_at_the_end(self, state: RunState) -> Iterator[None]:
         """The one way out: saves what is healthy when the block ends early, and says what was saved."""
         try:
             yield
@@ -69,35 +65,27 @@ class Recorder:
                 self._write_trajectories()
                 saved = "the last checkpoint is intact"
             else:
-                self._save_last(state, collector, recovery)
+                self._save_last(state)
                 saved = "checkpoint saved" if state.step else "no step was complete"
             raise RunEnded(end.reason, f"stopped after step {state.step} ({end}); {saved}") from None
-        self._save_last(state, collector, recovery)
-
-    def save_rollback_target(self, state: RunState, collector: Collector, recovery: Recovery) -> None:
-        """A run that may have to roll back in its first steps needs something to restore."""
-        if recovery.monitor.rolls_back and self.checkpoints.newest is None:
-            self.save(state, collector, recovery)
+        self._save_last(state)
 
     def keep(self, step: int, trajectories: bytes) -> None:
         """Takes the trajectories that a step has trained on, to write them."""
         if self.hosts.first and trajectories:
             self.trajectories[step_path(self.out, step)] = trajectories
 
-    def save_if_due(self, state: RunState, collector: Collector, recovery: Recovery, timer: Timer) -> None:
-        """Writes trajectories, and a checkpoint where the settings ask for one. Every host must call it."""
-        settings = state.run.config.rl
+    def save_if_due(self, state: RunState, timer: Timer, *, is_best: bool = False) -> None:
+        """Writes trajectories, and a checkpoint of the best weights or where the settings ask for one. Collective."""
         with timer("write"):
             self._write_trajectories()
-            due = state.step in (settings.steps, recovery.best_step) or state.step % settings.checkpoint_every == 0
             self._attempt(self.checkpoints.check)
-            if self._failed_somewhere() or due:
-                self.save(state, collector, recovery)
+            if self._failed_somewhere() or is_best or state.step % state.run.config.rl.checkpoint_every == 0:
+                self.save(state)
 
-    def save(self, state: RunState, collector: Collector, recovery: Recovery) -> None:
+    def save(self, state: RunState) -> None:
         """Begins to write a checkpoint. Every host must call it."""
-        meta = {**self.meta, **collector.meta(), **recovery.meta()}
-        self.unsaved = None
+        meta, self.unsaved = self.meta(), None
         self._attempt(lambda: self.checkpoints.check_space(state.train))
         if not self._failed_somewhere():  # writing is collective
             self._attempt(lambda: self.checkpoints.save(state.step, state.train, state.run.config.model, meta))
@@ -105,14 +93,14 @@ class Recorder:
     def _failed_somewhere(self) -> bool:
         return b"\x01" in (self.hosts.exchange(bytes([self.unsaved is not None])) or ())
 
-    def _save_last(self, state: RunState, collector: Collector, recovery: Recovery) -> None:
+    def _save_last(self, state: RunState) -> None:
         """Waits until the newest state is written; once more, where that fails. Raises OSError if it cannot be."""
         self._write_trajectories()
         if state.step > (self.checkpoints.newest or 0):
-            self.save(state, collector, recovery)
+            self.save(state)
         self._attempt(self.checkpoints.wait)
         if self._failed_somewhere():
-            self.save(state, collector, recovery)
+            self.save(state)
         if self.unsaved is not None:
             raise self.unsaved
         self.checkpoints.wait()
@@ -122,10 +110,6 @@ class Recorder:
             if not self._attempt(lambda path=path, content=content: atomic_write(path, content), checkpoint=False):
                 return
             del self.trajectories[path]
-
-    def _write_metrics(self, step: int, metrics: Metrics) -> None:
-        if (writer := self.writer) is not None:
-            self._attempt(lambda: writer.write(step, metrics), checkpoint=False)
 
     def _attempt(self, write: Callable[[], object], *, checkpoint: bool = True) -> bool:
         """Whether `write` succeeds. A failure is noted; that of a checkpoint makes it due again."""

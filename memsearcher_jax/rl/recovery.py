@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import jax
 
@@ -29,6 +28,11 @@ class Recovery:
     def best_step(self) -> int | None:
         """The step of the checkpoint with the best evaluation."""
         return self.monitor.state.best_step
+
+    @property
+    def needs_target(self) -> bool:
+        """Whether the run may have to roll back in its first steps, and there is nothing to restore."""
+        return self.monitor.rolls_back and self.checkpoints.newest is None
 
     def trainable(self, batch: RolloutBatch) -> list[TrainingExample]:
         """The examples to train on: none where an outage left only the trajectories that did not search."""
@@ -65,7 +69,3 @@ class Recovery:
                 raise RunEnded(EndReason.COLLAPSE, f"no rollback is possible: {damage}")
             state.restore(train, self.monitor.state.rollbacks)
             state.publish()
-
-    def meta(self) -> dict[str, Any]:
-        """What a checkpoint stores."""
-        return {"health": asdict(self.monitor.state)}

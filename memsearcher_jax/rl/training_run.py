@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from memsearcher_jax.data.problems import ProblemLoader
 from memsearcher_jax.logs.metrics import MetricsWriter
@@ -60,8 +61,12 @@ def train_run(
     eval_driver = make_driver(run, evaluation=True, check=hosts.check, engine=collector.driver.engine)
     evaluator = Evaluator(run, eval_driver, replace(collector.reward_fn, evaluation=True), hosts)
     monitor = HealthMonitor(config.health, progress.note, start.health)
+
+    def meta() -> dict[str, Any]:
+        return start.meta() | collector.meta() | {"health": asdict(monitor.state)}
+
     with Checkpoints(
         checkpoints_of(out), keep=config.rl.keep_checkpoints, best=lambda: monitor.state.best_step
     ) as checkpoints:
-        recorder = Recorder(out, checkpoints, progress, hosts, start.meta(), writer, profiled_step)
+        recorder = Recorder(out, checkpoints, progress, hosts, meta, writer, profiled_step)
         loop.train(state, collector, Recovery(monitor, checkpoints), evaluator, recorder)

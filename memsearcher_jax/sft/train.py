@@ -19,14 +19,13 @@ import numpy as np
 from memsearcher_jax.config import to_dict
 from memsearcher_jax.logs.metrics import Metrics, MetricsWriter
 from memsearcher_jax.logs.progress import Progress
+from memsearcher_jax.rl.recorder import Recorder
 from memsearcher_jax.rl.setup import Run
 from memsearcher_jax.rl.state import RunState, initial_adapters, initial_params, require_trained
 from memsearcher_jax.runtime import load_weights
 from memsearcher_jax.runtime.distributed import Hosts
-from memsearcher_jax.runtime.ending import RunEnded
 from memsearcher_jax.runtime.rng import named_rng
 from memsearcher_jax.runtime.run_dir import checkpoints_of
-from memsearcher_jax.runtime.timing import Timer
 from memsearcher_jax.sft.recorded import RecordedData
 from memsearcher_jax.training import checkpoint, update
 from memsearcher_jax.training.checkpoint import Checkpoints
@@ -77,25 +76,21 @@ def train(
     """
     config = state.run.config
     with Checkpoints(checkpoints_of(out), keep=config.rl.keep_checkpoints) as checkpoints:
-        while state.step < data.steps:
-            recorded, timer = data.step(state.step), Timer(progress.activity)
-            metrics = state.update([example for one in recorded for example in one.examples], timer)
-            metrics |= {"trajectories": len(recorded), "reward": float(np.mean([one.reward for one in recorded]))}
-            state.step += 1
-            last = state.step == data.steps
-            if state.step % config.sft.measure_every == 0 or last:
-                with timer("measure"):
-                    metrics |= held_out_metrics(state, data)
-            stopping = hosts.stopping.is_set() and not last
-            with timer("write"):
-                if state.step % config.rl.checkpoint_every == 0 or last or stopping:
-                    checkpoints.save(state.step, state.train, config.model, meta)
-            metrics |= timer.metrics
-            writer.write(state.step - 1, metrics)
-            progress.advance(metrics)
-            if stopping:
-                end = hosts.ended()
-                raise RunEnded(end.reason, f"stopped after step {state.step} ({end}); checkpoint saved")
+        recorder = Recorder(out, checkpoints, progress, hosts, lambda: meta, writer)
+        with recorder.saving_at_the_end(state):
+            while state.step < data.steps:
+                with recorder.step(state) as (metrics, timer):
+                    recorded = data.step(state.step)
+                    metrics |= state.update([example for one in recorded for example in one.examples], timer)
+                    rewards = [one.reward for one in recorded]
+                    metrics |= {"trajectories": len(recorded), "reward": float(np.mean(rewards))}
+                    state.step += 1
+                    if state.step % config.sft.measure_every == 0 or state.step == data.steps:
+                        with timer("measure"):
+                            metrics |= held_out_metrics(state, data)
+                    recorder.save_if_due(state, timer)
+                if hosts.stopping.is_set() and state.step < data.steps:
+                    raise hosts.ended()
 
 
 def held_out_metrics(state: RunState, data: RecordedData) -> Metrics:

@@ -2,7 +2,7 @@
 
 import errno
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import SimpleNamespace
 
 import jax
@@ -132,10 +132,14 @@ class Scripted:
             later.monitor.state = HealthState(**meta["health"])
         return later
 
+    def meta(self):
+        return {"of": "run"} | self.collector.meta() | {"health": asdict(self.monitor.state)}
+
     def train(self):
         progress = SimpleNamespace(activity=lambda text: None, advance=lambda metrics: None, note=self.notes.append)
         with MetricsWriter(self.out, resume_step=self.state.step or None, trackers=()) as self.writer:
-            self.recorder = Recorder(self.out, self.checkpoints, progress, self.hosts, {"of": "run"}, self.writer)
+            rest = progress, self.hosts, self.meta, self.writer
+            self.recorder = Recorder(self.out, self.checkpoints, *rest)
             recovery = Recovery(self.monitor, self.checkpoints)
             return loop.train(self.state, self.collector, recovery, self.evaluator, self.recorder)
 
