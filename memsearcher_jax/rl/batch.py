@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from memsearcher_jax.logs.trajectories import compress_trajectories, summarize_trajectory
+from memsearcher_jax.logs.trajectories import compress_trajectories, decode, summarize_trajectory
 from memsearcher_jax.rl.advantages import mixed_groups, multi_context_advantages
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.hints import Hint
@@ -23,7 +23,7 @@ from memsearcher_jax.rl.metrics import RolloutStats
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.sampling.scheduler import SamplerStats
 from memsearcher_jax.training.packing import TrainingExample
-from memsearcher_jax.types import ScoredTrajectory, StopReason, TrajectorySummary
+from memsearcher_jax.types import ScoredTrajectory, TrajectorySummary
 
 TOKEN_FIELDS = {"ids": np.int32, "logprobs": np.float32, "sampled": np.bool_, "hint": np.int32}
 FIELDS = {"advantage": np.float64, "number": np.int32, "correct": np.bool_, "version": np.int32, "hint_place": np.int32}
@@ -123,12 +123,5 @@ def from_bytes(content: bytes) -> RolloutBatch:
             TrainingExample(**dict(zip(fields, one, strict=True))) for one in zip(*fields.values(), strict=True)
         ]
         trajectories = arrays["trajectories"].tobytes()
-    tuples = ("context_lengths", "versions")
-    summaries = [
-        TrajectorySummary(**one | {"stop": StopReason(one["stop"]), **{name: tuple(one[name]) for name in tuples}})
-        for one in texts["summaries"]
-    ]
-    stats = texts["stats"]
-    sampler, latencies = SamplerStats(**stats["sampler"]), tuple(stats["search_latencies"])
-    rollout_stats = RolloutStats(**stats | {"sampler": sampler, "search_latencies": latencies})
-    return RolloutBatch(examples, summaries, rollout_stats, trajectories)
+    summaries = [decode(TrajectorySummary, one) for one in texts["summaries"]]
+    return RolloutBatch(examples, summaries, decode(RolloutStats, texts["stats"]), trajectories)

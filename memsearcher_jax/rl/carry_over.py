@@ -18,7 +18,7 @@ import base64
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -85,15 +85,24 @@ class CarryOver(Collector):
     unfinished: Carried | None = None  # what the step under way would carry on
 
     def collect(self, state: RunState, timer: Timer) -> RolloutBatch:
-        batch = None
-        self.take(self.run.config.rl.prompts_per_step)
+        settings, step, batch = self.run.config.rl, state.step, None
+        count = settings.prompts_per_step
+        self.take(count)
+
+        def problems(later: int) -> list[Problem]:
+            return self.loader.batch(self.position + (later - step) * count, count)
+
+        # All steps have the same key, and each rollout a number of its own: see `rollout`.
+        key, indices = named_key(self.run.config.seed, "rollout", 0), self.hosts.share(count)
         with self.hosts.guarded():
             with timer("rollout"):
-                trajectories, self.unfinished, stats = self._rollout(state, timer)
+                trajectories, self.unfinished, stats = rollout(
+                    self.driver, self.carried, problems, indices, state.params, key, step, settings, timer.notify
+                )
             batch = self.scored(trajectories, stats, timer)
         with timer("gather"):
             batch = self.with_metrics(exchange(self.hosts, batch))
-        return replace(batch, metrics={**batch.metrics, **staleness_metrics(batch.summaries, state.step, batch.stats)})
+        return replace(batch, metrics={**batch.metrics, **staleness_metrics(batch.summaries, step, batch.stats)})
 
     def commit(self) -> None:
         assert self.unfinished is not None, "`collect` comes first"
@@ -105,17 +114,6 @@ class CarryOver(Collector):
 
     def meta(self) -> dict[str, Any]:
         return super().meta() | {"carried": to_text(self.carried, self.hosts.exchange)}
-
-    def _rollout(self, state: RunState, timer: Timer) -> tuple[list[Trajectory], Carried, RolloutStats]:
-        settings, first = self.run.config.rl, state.step
-        count = settings.prompts_per_step
-
-        def problems(step: int) -> list[Problem]:
-            return self.loader.batch(self.position + (step - first) * count, count)
-
-        # All steps have the same key, and each rollout a number of its own: see `rollout`.
-        key, indices = named_key(self.run.config.seed, "rollout", 0), self.hosts.share(count)
-        return rollout(self.driver, self.carried, problems, indices, state.params, key, first, settings, timer.notify)
 
 
 def rollout(
@@ -134,24 +132,23 @@ def rollout(
     `problems` gives those of a step, of which those at `indices` are this host's.
     """
     # None of a step after the run's last.
-    next_step, groups = min(step + settings.carry_over + 1, settings.steps), list(carried.groups)
-    for number in range(carried.next_step, next_step):
-        batch = problems(number)
-        groups += [Group(number, index, batch[index], (Rollout(),) * settings.group_size) for index in indices]
-    complete = {position for position, group in enumerate(groups) if group.complete}
+    next_step, begun = min(step + settings.carry_over + 1, settings.steps), list(carried.groups)
+    for later in range(carried.next_step, next_step):
+        batch = problems(later)
+        begun += [Group(later, index, batch[index], (Rollout(),) * settings.group_size) for index in indices]
+    groups = {group.step * settings.prompts_per_step + group.index: group for group in begun}
+    complete = {number for number, group in groups.items() if group.complete}
     step_rollout = _StepRollout(groups, step, _needs(groups, len(indices), step, settings), complete)
-    positions: dict[int, int] = {}  # of the groups, by the numbers of their jobs
-    jobs = []
-    for position, group in enumerate(groups):
-        for copy, one in enumerate(group.rollouts):
-            if one.outcome is None:
-                # Seeds the draws: the same in every step that samples the rollout, and unique among all.
-                number = (group.step * settings.prompts_per_step + group.index) * settings.group_size + copy
-                positions[number] = position
-                jobs.append(Job(number, group.problem, copy, one))
+    jobs = [
+        # The number seeds the draws: the same in every step that samples the rollout, and unique among all.
+        Job(number * settings.group_size + copy, group.problem, copy, one)
+        for number, group in groups.items()
+        for copy, one in enumerate(group.rollouts)
+        if one.outcome is None
+    ]
 
     def on_end(job: Job, ended: Rollout) -> None:
-        step_rollout.record(positions[job.number], job.rollout, ended)
+        step_rollout.record(job.number // settings.group_size, job.rollout, ended)
         notify(f"{len(step_rollout.complete)}/{step_rollout.quota} groups, {step_rollout.finished} trajectories")
 
     stats = driver.run(jobs, params, key, on_end, version=step, should_continue=step_rollout.should_continue)
@@ -168,10 +165,10 @@ def rollout(
 class _StepRollout:
     """The groups of one step's rollout."""
 
-    groups: list[Group]
+    groups: dict[int, Group]  # by the number of the problem in the run, in order
     step: int
     needs: list[tuple[set[int], int]]  # see `_needs`
-    complete: set[int]  # positions of groups that are
+    complete: set[int]  # numbers of groups that are
     finished: int = 0
 
     @property
@@ -181,39 +178,39 @@ class _StepRollout:
 
     def should_continue(self) -> bool:
         """Whether the step needs more groups to be complete."""
-        return any(len(self.complete & positions) < count for positions, count in self.needs)
+        return any(len(self.complete & numbers) < count for numbers, count in self.needs)
 
-    def record(self, position: int, copy: int, one: Rollout) -> None:
+    def record(self, number: int, copy: int, one: Rollout) -> None:
         """Records how one rollout of a group ended: it finished or was paused."""
-        group = self.groups[position]
+        group = self.groups[number]
         rollouts = (*group.rollouts[:copy], one, *group.rollouts[copy + 1 :])
         versions = (context.version for rollout in rollouts for context in rollout.contexts)
         opened = self.step if group.oldest_version is None else group.oldest_version
         group = replace(group, rollouts=rollouts, oldest_version=min(versions, default=opened))
-        self.groups[position] = group
+        self.groups[number] = group
         if group.complete:
-            self.complete.add(position)
+            self.complete.add(number)
         self.finished += one.outcome is not None
 
     def split_trained(self) -> tuple[list[Group], list[Group]]:
         """The groups to train, which are those with the oldest contexts, and those to carry on."""
-        positions = sorted(self.complete, key=lambda position: (self.groups[position].oldest_version, position))
-        trained = set(positions[: self.quota])
-        kept = [group for position, group in enumerate(self.groups) if position not in trained]
-        return [self.groups[position] for position in sorted(trained)], kept
+        numbers = sorted(self.complete, key=lambda number: (self.groups[number].oldest_version, number))
+        trained = set(numbers[: self.quota])
+        kept = [group for number, group in self.groups.items() if number not in trained]
+        return [self.groups[number] for number in sorted(trained)], kept
 
 
-def _needs(groups: Sequence[Group], quota: int, step: int, settings: RLConfig) -> list[tuple[set[int], int]]:
-    """(positions, how many of these groups have to be complete) for which the rollout of a step waits.
+def _needs(groups: Mapping[int, Group], quota: int, step: int, settings: RLConfig) -> list[tuple[set[int], int]]:
+    """(numbers, how many of these groups have to be complete) for which the rollout of a step waits.
 
     Of all groups `quota`, as many as the step has problems; and of those that will be too old in `later` steps, as many
     as these steps, with `quota` each, will not train.
     """
     bound = settings.carry_over if step < settings.steps - 1 else 0  # after the last step nothing is trained
-    needs = [(set(range(len(groups))), quota)]
+    needs = [(set(groups), quota)]
     for later in range(bound + 1):
-        ages = (step if group.oldest_version is None else group.oldest_version for group in groups)
-        old = {position for position, version in enumerate(ages) if version <= step - bound + later}
+        ages = {number: step if one.oldest_version is None else one.oldest_version for number, one in groups.items()}
+        old = {number for number, version in ages.items() if version <= step - bound + later}
         needs.append((old, len(old) - later * quota))
     return needs
 

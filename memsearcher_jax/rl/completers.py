@@ -24,7 +24,7 @@ from memsearcher_jax.config import RunConfig
 from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.retrieval.server.client import JsonClient, RequestRejected, ServiceUnavailable
 from memsearcher_jax.rl.config import CompleterConfig, read_key
-from memsearcher_jax.rl.rollout import Job, Params, Rollout, RolloutDriver
+from memsearcher_jax.rl.rollout import Job, Params, RolloutDriver
 from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.types import Completion, Prompt, StopReason
@@ -46,20 +46,15 @@ class EngineCompleter:
     def complete(self, prompts: Sequence[Prompt], key: jax.Array) -> list[Completion]:
         """The draws of a prompt depend on the key and on its text alone: not on its host, nor on the prompts around."""
         jobs = [Job(_seed(prompt), prompt, index) for index, prompt in enumerate(prompts)]
-        completions: dict[int, Completion] = {}
-
-        def on_end(job: Job, ended: Rollout) -> None:
-            outcome = ended.outcome
-            assert outcome is not None, "nothing pauses these workflows"
-            answered = outcome.stop is StopReason.ANSWERED
-            error = "" if answered else outcome.error or str(outcome.stop.value)
-            completions[job.rollout] = Completion(outcome.answer, error=error)
-
         try:
-            self.driver.run(jobs, self.params, key, on_end)
+            trajectories, _ = self.driver.trajectories(jobs, self.params, key, lambda line: None)
         finally:
             self.driver.engine.release()  # the update has the memory of its cache
-        return [completions[index] for index in range(len(prompts))]
+        outcomes = [one.outcome for one in trajectories]
+        return [
+            Completion(one.answer, error="" if one.stop is StopReason.ANSWERED else one.error or one.stop.value)
+            for one in outcomes
+        ]
 
 
 @dataclass(frozen=True)

@@ -189,14 +189,14 @@ class RolloutDriver:
         self, jobs: Sequence[Job], params: Params, key: jax.Array, notify: Callable[[str], None], version: int = 0
     ) -> tuple[list[Trajectory], RolloutStats]:
         """The trajectories of the jobs, in their order, and what it took to make them."""
-        finished: dict[int, Trajectory] = {}
+        finished: dict[tuple[int, int], Trajectory] = {}
 
         def on_end(job: Job, ended: Rollout) -> None:
-            finished[job.number] = self.trajectory(job, ended)
+            finished[job.number, job.rollout] = self.trajectory(job, ended)
             notify(f"{len(finished)}/{len(jobs)} trajectories")
 
         stats = self.run(jobs, params, key, on_end, version=version)
-        return [finished[job.number] for job in jobs], stats
+        return [finished[job.number, job.rollout] for job in jobs], stats
 
     def trajectory(self, job: Job, finished: Rollout) -> Trajectory:
         """A finished workflow as one of the problem's rollouts."""
