@@ -24,7 +24,7 @@ import numpy as np
 from memsearcher_jax import analyzer
 from memsearcher_jax.retrieval.builder.build_dir import explain_disk_full, read_manifest, write_manifest
 from memsearcher_jax.retrieval.corpus import Corpus
-from memsearcher_jax.retrieval.ranking import Ranking, pad_rankings, top_k
+from memsearcher_jax.retrieval.ranking import Ranking, top_k
 
 if TYPE_CHECKING:
     from bm25s import BM25
@@ -40,8 +40,8 @@ class Bm25Retriever:
 
     model: BM25
 
-    def search(self, queries: list[str], top_n: int) -> Ranking:
-        return pad_rankings([self._search(_terms(query), top_n) for query in queries])
+    def search(self, queries: list[str], top_n: int) -> list[Ranking]:
+        return [self._search(_terms(query), top_n) for query in queries]
 
     def _search(self, words: list[str], top_n: int) -> Ranking:
         score_R = self.model.get_scores_from_ids(self.model.get_tokens_ids(words))

@@ -11,7 +11,7 @@ import numpy as np
 
 from memsearcher_jax.retrieval.hashing_encoder import Encoder
 from memsearcher_jax.retrieval.index import Index
-from memsearcher_jax.retrieval.ranking import Ranking, pad_rankings, top_k
+from memsearcher_jax.retrieval.ranking import NOTHING, Ranking, top_k
 
 RRF_K = 3.0
 """Added to ranks in reciprocal rank fusion. With the usual 60, a passage ranked tenth twice beats one ranked first
@@ -19,8 +19,8 @@ once: passages that are merely near the question then displace those that only o
 
 
 class Retriever(Protocol):
-    def search(self, queries: list[str], top_n: int) -> Ranking:
-        """Return the ranking of each query, with N at most `top_n`. A query's row does not depend on its batch."""
+    def search(self, queries: list[str], top_n: int) -> list[Ranking]:
+        """Return the ranking of each query, with N at most `top_n`. It does not depend on the other queries."""
         ...
 
 
@@ -29,15 +29,12 @@ class DenseRetriever:
     encoder: Encoder  # of queries
     index: Index
 
-    def search(self, queries: list[str], top_n: int) -> Ranking:
+    def search(self, queries: list[str], top_n: int) -> list[Ranking]:
         vectors_QD = self.encoder(queries)
         # Every inner product with a zero vector is 0, and the order of the rows would look like a ranking.
-        nonzero = np.flatnonzero(vectors_QD.any(axis=1))
-        ids, scores = self.index.search(vectors_QD[nonzero], top_n)
-        ids_QN = np.full((len(queries), ids.shape[1]), -1, np.int64)
-        scores_QN = np.full(ids_QN.shape, -np.inf, np.float32)
-        ids_QN[nonzero], scores_QN[nonzero] = ids, scores
-        return ids_QN, scores_QN
+        nonzero_Q = vectors_QD.any(axis=1)
+        rankings = iter(self.index.search(vectors_QD[nonzero_Q], top_n))
+        return [next(rankings) if nonzero else NOTHING for nonzero in nonzero_Q]
 
 
 @dataclass(frozen=True)
@@ -54,12 +51,11 @@ class HybridRetriever:
     depth: int = 100
     linked_rows: Callable[[int], np.ndarray] | None = None  # row -> the rows to which its passage links, best first
 
-    def search(self, queries: list[str], top_n: int) -> Ranking:
+    def search(self, queries: list[str], top_n: int) -> list[Ranking]:
         depth = max(self.depth, top_n)
         with ThreadPoolExecutor(len(self.retrievers)) as pool:
-            batches = list(pool.map(lambda retriever: retriever.search(queries, depth), self.retrievers))
-        rows = range(len(queries))
-        return pad_rankings([self._fuse([(ids[row], scores[row]) for ids, scores in batches], top_n) for row in rows])
+            batches = pool.map(lambda retriever: retriever.search(queries, depth), self.retrievers)
+            return [self._fuse(rankings, top_n) for rankings in zip(*batches, strict=True)]
 
     def _fuse(self, rankings: Sequence[Ranking], top_n: int) -> Ranking:
         best_1, _ = reciprocal_rank_fusion(rankings, self.weights, 1)
@@ -84,7 +80,6 @@ def reciprocal_rank_fusion(rankings: Sequence[Ranking], weights: Sequence[float]
     """
     fused: dict[int, float] = {}
     for (ids_N, scores_N), weight in zip(rankings, weights, strict=True):
-        ids_N, scores_N = ids_N[ids_N >= 0], scores_N[ids_N >= 0]
         rank_N = np.searchsorted(-scores_N, -scores_N, side="right")
         for row, rank in zip(ids_N.tolist(), rank_N.tolist(), strict=True):
             fused[row] = fused.get(row, 0.0) + weight / (RRF_K + rank)

@@ -20,8 +20,8 @@ import numpy as np
 from memsearcher_jax.retrieval import scann_index
 from memsearcher_jax.retrieval.builder.build_dir import MANIFEST, read_manifest
 from memsearcher_jax.retrieval.corpus import Corpus, open_corpus
-from memsearcher_jax.retrieval.ranking import Ranking, pad_rankings, top_k
-from memsearcher_jax.retrieval.vector_files import EmbeddingShards, Vectors
+from memsearcher_jax.retrieval.ranking import NOTHING, Ranking, top_k
+from memsearcher_jax.retrieval.vector_files import EmbeddingShards
 
 FORMAT = 8  # of the folder; incremented when older readers would misread it
 EMBEDDINGS, STATE, TREE = "embeddings", "encoder.npz", "scann"
@@ -39,14 +39,14 @@ class ExactIndex:
     depend on how queries are batched, how vectors are blocked, or on the CPU.
     """
 
-    vectors_RD: Vectors  # float32 in memory, or shards on disk, which every search reads once
+    vectors_RD: np.ndarray  # float32; memory-mapped ones are read once by every search
 
-    def search(self, vectors_QD: np.ndarray, top_n: int) -> Ranking:
+    def search(self, vectors_QD: np.ndarray, top_n: int) -> list[Ranking]:
         vectors_QD, size = np.asarray(vectors_QD, np.float32), self.vectors_RD.shape[1]
         # A float32 inner product in any order of summation has an error of at most about size * roundoff * norms
         # (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1). Two scores have two such errors.
         error_Q = 2 * (size + 8) * FLOAT32_ROUNDOFF * self._max_norm * np.linalg.norm(vectors_QD, axis=1)
-        best = [(np.zeros(0, np.int64), np.zeros(0, np.float32))] * len(vectors_QD)
+        best = [NOTHING] * len(vectors_QD)
         for first_row, block_BD in self._blocks():
             n, step = min(top_n, len(block_BD)), max(1, MAX_BLOCK_SCORES // len(block_BD))
             for start in range(0, len(vectors_QD), step):
@@ -57,7 +57,7 @@ class ExactIndex:
                     ids_N, scores_N = best[query]
                     candidates = np.append(ids_N, row_C + first_row), np.append(scores_N, score_C)
                     best[query] = top_k(*candidates, top_n)
-        return pad_rankings(best)
+        return best
 
     def _blocks(self) -> Iterator[tuple[int, np.ndarray]]:
         rows, size = self.vectors_RD.shape
@@ -70,7 +70,7 @@ class ExactIndex:
 
 
 Index = ExactIndex | scann_index.ScannIndex
-"""`search(vectors_QD, top_n)` ranks the rows with the highest inner products: N is `top_n`, or all rows if fewer."""
+"""`search(vectors_QD, top_n)` ranks the rows with the highest inner products: N is at most `top_n`."""
 
 
 @dataclass(frozen=True)
@@ -99,16 +99,14 @@ def open_index(directory: Path, *, encoder: str, index_type: Literal["scann", "e
         raise ValueError(f"{directory}: {reason}: set retrieval.encoder and encoder_prompts as then, or rebuild it")
     if index_type == "scann" and manifest["index_type"] != "scann":
         raise ValueError(f"{directory}: was built for exact search: set retrieval.index_type to exact, or rebuild it")
-    corpus = open_index_corpus(directory)
-    shards = EmbeddingShards(directory / EMBEDDINGS, manifest["passages"], vectors["size"], vectors["dtype"])
     with _explain_damage(directory):
+        corpus = open_corpus(directory, manifest["checksum"])
         state = dict(np.load(directory / STATE)) if (directory / STATE).exists() else {}
-        if len(corpus) != shards.rows or shards.missing():
-            raise ValueError("its files disagree on the number of passages")
     if index_type == "scann" and manifest["tree"] is not None:
-        tree = scann_index.load_tree(directory / TREE, shards.rows, **manifest["tree"])
+        tree = scann_index.load_tree(directory / TREE, len(corpus), **manifest["tree"])
         return StoredIndex(corpus, tree, state)
-    return StoredIndex(corpus, ExactIndex(shards[:]), state)
+    shards = EmbeddingShards(directory / EMBEDDINGS, len(corpus), vectors["size"], vectors["dtype"])
+    return StoredIndex(corpus, ExactIndex(shards.read()), state)
 
 
 def open_index_corpus(directory: Path) -> Corpus:

@@ -16,11 +16,14 @@ import math
 import os
 import re
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from memsearcher_jax.retrieval.ranking import Ranking
 
 MIN_TREE_ROWS = 20_000  # exact search of fewer takes about a millisecond a query
 TOP = 5  # results whose recall is measured
@@ -42,17 +45,17 @@ class ScannIndex:
     leaves: int
     leaves_searched: int  # for a query
 
-    def search(self, vectors_QD: np.ndarray, top_n: int) -> tuple[np.ndarray, np.ndarray]:
-        n = min(top_n, self.rows)
+    def search(self, vectors_QD: np.ndarray, top_n: int) -> list[Ranking]:
         if not len(vectors_QD):
-            return np.zeros((0, n), np.int64), np.zeros((0, n), np.float32)
+            return []
+        n = min(top_n, self.rows)
         limits = {"leaves_to_search": self.leaves_searched, "pre_reorder_num_neighbors": max(CANDIDATES, 2 * n)}
         queries_QD = np.ascontiguousarray(vectors_QD, np.float32)
         batch_size = max(MIN_THREAD_QUERIES, -(-len(queries_QD) // len(os.sched_getaffinity(0))))
         ids_QN, scores_QN = self.searcher.search_batched_parallel(queries_QD, n, **limits, batch_size=batch_size)
-        # ScaNN pads a short result with row 0 and score NaN.
-        empty_QN = np.isnan(scores_QN)
-        return np.where(empty_QN, -1, ids_QN.astype(np.int64)), np.where(empty_QN, np.float32(-np.inf), scores_QN)
+        found_QN = ~np.isnan(scores_QN)  # ScaNN pads a short result with row 0 and score NaN
+        found = zip(ids_QN.astype(np.int64), scores_QN, found_QN, strict=True)
+        return [(ids_N[found_N], scores_N[found_N]) for ids_N, scores_N, found_N in found]
 
 
 def check_installed() -> None:
@@ -104,7 +107,7 @@ def build_tree(vectors_RD: np.ndarray) -> ScannIndex:
     return ScannIndex(searcher, rows, leaves, leaves_searched=leaves)
 
 
-def tune(index: ScannIndex, queries_QD: np.ndarray, exact_QN: np.ndarray, target_recall: float) -> ScannIndex:
+def tune(index: ScannIndex, queries_QD: np.ndarray, exact: Sequence[Ranking], target_recall: float) -> ScannIndex:
     """Return the same tree with the fewest leaves that reach `target_recall` of the queries' exact top five.
 
     Raises ValueError if all leaves do not reach it.
@@ -114,18 +117,17 @@ def tune(index: ScannIndex, queries_QD: np.ndarray, exact_QN: np.ndarray, target
         return replace(index, leaves_searched=leaves)
 
     def recall(leaves: int) -> float:
-        return recall_at_n(searching(leaves).search(queries_QD, TOP)[0], exact_QN)
+        return mean_recall(searching(leaves).search(queries_QD, TOP), exact)
 
     if (best := recall(index.leaves)) < target_recall:
-        raise ValueError(
-            f"ScaNN reaches a recall of {best:.3f} in the exact top {TOP}: lower retrieval.target_recall from "
-            f"{target_recall}"
-        )
+        raise ValueError(f"the recall of ScaNN is only {best:.3f}: lower retrieval.target_recall from {target_recall}")
     return searching(1 + bisect_left(range(1, index.leaves), target_recall, key=recall))
 
 
-def recall_at_n(result_QN: np.ndarray, exact_QN: np.ndarray) -> float:
-    return float((result_QN[:, :, None] == exact_QN[:, None, :]).any(axis=1).mean())
+def mean_recall(results: Sequence[Ranking], exact: Sequence[Ranking]) -> float:
+    """The share of the rows of exact rankings that are in the results of the same query."""
+    pairs = zip(results, exact, strict=True)
+    return float(np.concatenate([np.isin(exact_N, found_N) for (found_N, _), (exact_N, _) in pairs]).mean())
 
 
 def save_tree(index: ScannIndex, directory: Path) -> None:

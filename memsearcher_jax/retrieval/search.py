@@ -48,10 +48,9 @@ class LocalSource:
         return {"passages": len(self.corpus)}
 
     def search(self, queries: list[str], top_n: int) -> list[list[Passage]]:
-        ids_QN, scores_QN = self.retriever.search(queries, top_n)
         return [
-            [self.corpus.passage(row, score) for row, score in zip(ids_N, scores_N, strict=True) if row >= 0]
-            for ids_N, scores_N in zip(ids_QN.tolist(), scores_QN.tolist(), strict=True)
+            [self.corpus.passage(row, score) for row, score in zip(ids_N.tolist(), scores_N.tolist(), strict=True)]
+            for ids_N, scores_N in self.retriever.search(queries, top_n)
         ]
 
 
@@ -174,7 +173,7 @@ def open_source(config: RetrievalConfig, directory: Path, model: TextEncoder | N
 def linked_rows(corpus: Corpus, titles: Retriever, row: int) -> np.ndarray:
     """The first passages of the pages whose titles share the rarest words with the beginning of a passage's text."""
     text = corpus.passage(row).contents.partition("\n")[2]
-    (found_N,), _ = titles.search([" ".join(text.split()[:LINK_WORDS])], MAX_TOP_N)
+    ((found_N, _),) = titles.search([" ".join(text.split()[:LINK_WORDS])], MAX_TOP_N)
     first: dict[str, int] = {}
     for found in found_N.tolist():
         first.setdefault(corpus.passage(found).title, found)

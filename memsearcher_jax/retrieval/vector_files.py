@@ -11,13 +11,11 @@ import io
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from memsearcher_jax.retrieval.builder.build_dir import write_file
 
-Dtype = Literal["float32", "float16"]
 SHARD_ROWS = 4_096  # passages in one file of vectors: the most work that an interruption of a build loses
 FLAT_KIND = b"IxFI"  # first bytes of FAISS's uncompressed vectors that are compared by inner product
 FLAT_HEADER = struct.Struct("<4siqqq?iQ")  # kind, D, rows, two unused, trained, metric, number of floats
@@ -25,12 +23,12 @@ FLAT_HEADER = struct.Struct("<4siqqq?iQ")  # kind, D, rows, two unused, trained,
 
 @dataclass(frozen=True)
 class EmbeddingShards:
-    """The vectors of `rows` passages in files of SHARD_ROWS each. Slices are float32 for both stored types."""
+    """The vectors of `rows` passages in files of SHARD_ROWS each."""
 
     directory: Path
     rows: int
     size: int  # D
-    dtype: Dtype
+    dtype: str  # as stored: float32 or float16
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -47,11 +45,10 @@ class EmbeddingShards:
         return range(shard * SHARD_ROWS, min((shard + 1) * SHARD_ROWS, self.rows))
 
     def missing(self) -> list[int]:
-        """The numbers of the missing shards. Raises ValueError for a shard of another size."""
+        """The numbers of the missing shards. Raises as `load` for the others."""
         missing = [shard for shard in range(self.count) if not self.path(shard).exists()]
         for shard in set(range(self.count)).difference(missing):
-            if self._load(shard).shape != (len(self.row_range(shard)), self.size):
-                raise ValueError(f"{self.path(shard)}: has another shape than this index; delete it")
+            self.load(shard)
         return missing
 
     def write(self, shard: int, vectors_BD: np.ndarray) -> None:
@@ -64,27 +61,25 @@ class EmbeddingShards:
         np.save(content, stored_BD, allow_pickle=False)
         write_file(self.path(shard), content.getbuffer())
 
-    def __getitem__(self, rows: slice) -> np.ndarray:
-        start, stop, _ = rows.indices(self.rows)
-        out_BD = np.empty((max(stop - start, 0), self.size), np.float32)
-        for shard in range(start // SHARD_ROWS, -(-stop // SHARD_ROWS)):
-            first = shard * SHARD_ROWS
-            low, high = max(start, first), min(stop, first + SHARD_ROWS)
-            out_BD[low - start : high - start] = self._load(shard)[low - first : high - first]
-        return out_BD
-
-    def _load(self, shard: int) -> np.ndarray:
+    def load(self, shard: int) -> np.ndarray:
+        """One shard as stored, memory-mapped. Raises ValueError if it is damaged or of another index."""
         try:
             stored_BD = np.load(self.path(shard), mmap_mode="r")
         except (ValueError, EOFError) as error:
-            raise ValueError(f"{self.path(shard)}: is damaged ({error})") from error
-        if stored_BD.dtype != self.dtype:
-            raise ValueError(f"{self.path(shard)}: contains {stored_BD.dtype}, expected {self.dtype}")
+            raise ValueError(f"{self.path(shard)}: is damaged ({error}); delete it") from error
+        found, expected = stored_BD.shape, (len(self.row_range(shard)), self.size)
+        if (stored_BD.dtype, found) != (self.dtype, expected):
+            raise ValueError(
+                f"{self.path(shard)}: contains {stored_BD.dtype} {found}, not {self.dtype} {expected}; delete it"
+            )
         return stored_BD
 
-
-Vectors = np.ndarray | EmbeddingShards
-"""Vectors [R, D] that can be sliced."""
+    def read(self) -> np.ndarray:
+        """All vectors, float32 [R, D]."""
+        vectors_RD = np.empty(self.shape, np.float32)
+        for shard in range(self.count):
+            vectors_RD[shard * SHARD_ROWS : (shard + 1) * SHARD_ROWS] = self.load(shard)
+        return vectors_RD
 
 
 def read_embeddings(path: Path) -> np.ndarray:

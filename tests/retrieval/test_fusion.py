@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from memsearcher_jax.retrieval.fusion import HybridRetriever
 from memsearcher_jax.retrieval.fusion import reciprocal_rank_fusion as fuse
-from memsearcher_jax.retrieval.ranking import pad_rankings, top_k
+from memsearcher_jax.retrieval.ranking import top_k
 
 
 def ids(*rows):
@@ -14,7 +14,7 @@ def ids(*rows):
 
 def test_fusion_sums_reciprocal_ranks():
     """Row 7 is second and first, row 3 first and absent, row 5 absent and second."""
-    rows, scores = fuse([ranking(3, 7, -1), ranking(7, 5)], [1.0, 0.5], 5)
+    rows, scores = fuse([ranking(3, 7), ranking(7, 5)], [1.0, 0.5], 5)
     assert rows.tolist() == [7, 3, 5]
     assert scores == pytest.approx([1 / 5 + 0.5 / 4, 1 / 4, 0.5 / 5])
 
@@ -48,15 +48,19 @@ class FixedRetriever:
 
     def search(self, queries, top_n):
         self.depths.append(top_n)
-        return pad_rankings([ranking(*self.rows[:top_n])] * len(queries))
+        return [ranking(*self.rows[:top_n])] * len(queries)
+
+
+def rows_of(retriever, *request):
+    return [rows.tolist() for rows, _ in retriever.search(*request)]
 
 
 def test_retrievers_rank_deeper_than_the_result():
     """Row 9 is first in neither ranking and best in their fusion."""
     retrievers = FixedRetriever(1, 9, 3), FixedRetriever(2, 9, 4)
     hybrid = HybridRetriever(retrievers, (1.0, 1.0), depth=3)
-    assert hybrid.search(["a", "b"], 1)[0].tolist() == [[9], [9]]
-    assert hybrid.search(["a"], 5)[0].tolist() == [[9, 1, 2, 3, 4]]
+    assert rows_of(hybrid, ["a", "b"], 1) == [[9], [9]]
+    assert rows_of(hybrid, ["a"], 5) == [[9, 1, 2, 3, 4]]
     assert [retriever.depths for retriever in retrievers] == [[3, 5], [3, 5]]
 
 
@@ -64,10 +68,10 @@ def test_links_of_the_best_passage_rise():
     """Row 9 is best in both rankings and links to itself, 4 and 7: 4 overtakes others, and 7 is among the first."""
     retrievers = FixedRetriever(9, 2, 4), FixedRetriever(9, 3, 5)
     plain = HybridRetriever(retrievers, (1.0, 1.0), depth=3)
-    assert plain.search(["a"], 5)[0].tolist() == [[9, 2, 3, 4, 5]]
+    assert rows_of(plain, ["a"], 5) == [[9, 2, 3, 4, 5]]
     linked = HybridRetriever(retrievers, (1.0, 1.0), depth=3, linked_rows={9: ids(9, 4, 7)}.__getitem__)
-    rows_1N, scores_1N = linked.search(["a"], 5)
-    assert rows_1N.tolist() == [[9, 4, 2, 3, 5]]
-    assert scores_1N[0] == pytest.approx([3 / 4, 1 / 6 + 1 / 5, 1 / 5, 1 / 5, 1 / 6])
-    assert linked.search(["a"], 6)[0].tolist() == [[9, 4, 2, 3, 5, 7]]
-    assert linked.search(["a", "b"], 1)[0].tolist() == [[9], [9]]
+    ((rows, scores),) = linked.search(["a"], 5)
+    assert rows.tolist() == [9, 4, 2, 3, 5]
+    assert scores == pytest.approx([3 / 4, 1 / 6 + 1 / 5, 1 / 5, 1 / 5, 1 / 6])
+    assert rows_of(linked, ["a"], 6) == [[9, 4, 2, 3, 5, 7]]
+    assert rows_of(linked, ["a", "b"], 1) == [[9], [9]]

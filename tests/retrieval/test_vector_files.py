@@ -35,10 +35,8 @@ def write_all(stored):
 def test_shards_round_trip(tmp_path, dtype, tolerance):
     stored = write_all(shards(tmp_path, dtype))
     assert stored.missing() == []
-    np.testing.assert_allclose(stored[:], VECTORS, rtol=tolerance)
-    for start, stop in [(0, 1), (9, 11), (8, 25), (24, 40), (3, 3)]:
-        np.testing.assert_allclose(stored[start:stop], VECTORS[start:stop], rtol=tolerance)
-        assert stored[start:stop].dtype == np.float32
+    np.testing.assert_allclose(stored.read(), VECTORS, rtol=tolerance)
+    assert stored.read().dtype == np.float32
 
 
 def test_missing_shards(tmp_path):
@@ -46,7 +44,7 @@ def test_missing_shards(tmp_path):
     stored.path(1).unlink()
     assert stored.missing() == [1]
     stored.write(1, VECTORS[10:20])
-    np.testing.assert_array_equal(stored[:], VECTORS)
+    np.testing.assert_array_equal(stored.read(), VECTORS)
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["000000.npy", "000001.npy", "000002.npy"]
 
 
@@ -56,10 +54,10 @@ def test_a_damaged_shard_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"000002\.npy: is damaged"):
         stored.missing()
     np.save(stored.path(2), VECTORS[:4])
-    with pytest.raises(ValueError, match=r"000002\.npy: has another shape than this index"):
+    with pytest.raises(ValueError, match=r"000002\.npy: contains float32 \(4, 6\), not float32 \(5, 6\); delete it"):
         stored.missing()
     np.save(stored.path(2), VECTORS[20:].astype(np.float64))
-    with pytest.raises(ValueError, match="contains float64, expected float32"):
+    with pytest.raises(ValueError, match=r"contains float64 \(5, 6\), not float32"):
         stored.missing()
 
 

@@ -38,6 +38,7 @@ from memsearcher_jax.retrieval.config import MAX_BATCH, RetrievalConfig
 from memsearcher_jax.retrieval.corpus import Corpus, Source, corpus_checksum, open_corpus, source_name, store_corpus
 from memsearcher_jax.retrieval.hashing_encoder import HASHING_NAME, TextEncoder, fit_hashing
 from memsearcher_jax.retrieval.index import EMBEDDINGS, FORMAT, STATE, TREE, ExactIndex
+from memsearcher_jax.retrieval.scann_index import ScannIndex
 from memsearcher_jax.retrieval.vector_files import EmbeddingShards
 
 BUILD, CORPUS, FLOATS = "build.json", "corpus.json", "float32.bin"
@@ -238,36 +239,32 @@ class _VectorBuild:
         self.on_progress("building the tree", 0, 0)
         shutil.rmtree(self.staging / TREE, ignore_errors=True)
         with (self.staging / FLOATS).open("wb") as file:
-            for row in range(0, shards.rows, MAX_BATCH):
-                file.write(shards[row : row + MAX_BATCH].data)
+            for shard in range(shards.count):
+                file.write(shards.load(shard).astype(np.float32).data)
         # ScaNN keeps copies of the vectors in memory while it trains: they are mapped from one file.
-        tree = scann_index.build_tree(np.memmap(self.staging / FLOATS, np.float32, mode="r", shape=shards.shape))
+        vectors_RD = np.memmap(self.staging / FLOATS, np.float32, mode="r", shape=shards.shape)
+        tree = scann_index.build_tree(vectors_RD)
         self.on_progress("measuring recall", 0, 0)
-        tuned, recall, probes = self._tuned(tree)
+        tuned, measured = self._tuned(tree, ExactIndex(vectors_RD))
         scann_index.save_tree(tuned, self.staging / TREE)
-        tree_settings = {"leaves": tuned.leaves, "leaves_searched": tuned.leaves_searched}
-        return {"tree": tree_settings, "recall": recall, "measured_on": probes}
+        return {"tree": {"leaves": tuned.leaves, "leaves_searched": tuned.leaves_searched}, **measured}
 
-    def _tuned(self, tree: scann_index.ScannIndex) -> tuple[scann_index.ScannIndex, float, int]:
+    def _tuned(self, tree: ScannIndex, exact_index: ExactIndex) -> tuple[ScannIndex, dict[str, float]]:
         """The tree tuned to the target recall, with its recall on probes that did not tune it, and their number."""
         # A question is much shorter than a passage, and a passage would find itself: use the last words of passages.
         rows, target = np.linspace(0, len(self.corpus) - 1, 2 * PROBES).astype(int), self.config.target_recall
         texts = [" ".join(text.split()[-PROBE_WORDS:]) for text in self.corpus.texts(rows.tolist())]
         probes_QD = self.model.queries(texts)
         probes_QD = probes_QD[probes_QD.any(axis=1)]
-        exact_QN, _ = ExactIndex(self.shards).search(probes_QD, scann_index.TOP)
+        exact = exact_index.search(probes_QD, scann_index.TOP)
         recall = 0.0
         for share in AIM_SHARES:
-            tuned = scann_index.tune(tree, probes_QD[::2], exact_QN[::2], target + share * (1 - target))
+            tuned = scann_index.tune(tree, probes_QD[::2], exact[::2], target + share * (1 - target))
             # Recall is higher on the probes that tuned the tree than on the others.
-            ids_QN, _ = tuned.search(probes_QD[1::2], scann_index.TOP)
-            recall = scann_index.recall_at_n(ids_QN, exact_QN[1::2])
+            recall = scann_index.mean_recall(tuned.search(probes_QD[1::2], scann_index.TOP), exact[1::2])
             if recall >= target:
-                return tuned, recall, len(ids_QN)
-        raise ValueError(
-            f"ScaNN reaches a recall of {recall:.3f} on {len(probes_QD) // 2} held-out probes: "
-            f"lower retrieval.target_recall from {target}"
-        )
+                return tuned, {"recall": recall, "measured_on": len(exact[1::2])}
+        raise ValueError(f"recall on held-out probes is {recall:.3f}: lower retrieval.target_recall from {target}")
 
 
 def _unit_vectors(vectors_BD: np.ndarray) -> np.ndarray:
