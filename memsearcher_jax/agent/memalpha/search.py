@@ -8,10 +8,9 @@ bm25s has no such variant.
 
 from __future__ import annotations
 
-import heapq
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,24 +31,21 @@ class BM25Index:
     @classmethod
     def build(cls, texts: Sequence[str]) -> BM25Index:
         counts = [Counter(tokenize(text)) for text in texts]
-        postings: dict[str, list[tuple[int, int]]] = {}
+        postings = defaultdict[str, list[tuple[int, int]]](list)
         for position, count in enumerate(counts):
             for word, occurrences in count.items():
-                postings.setdefault(word, []).append((position, occurrences))
-        idf = {
-            word: math.log(len(texts) - len(found) + 0.5) - math.log(len(found) + 0.5)
-            for word, found in postings.items()
-        }
-        if idf:
-            total = 0.0
-            for value in idf.values():  # not `fsum` or `sum`: scores are those of the original bit for bit
-                total += value
-            replacement = EPSILON * total / len(idf)
-            idf = {word: value if value >= 0 else replacement for word, value in idf.items()}
+                postings[word].append((position, occurrences))
+        numbers = {word: len(found) for word, found in postings.items()}
+        idf = {word: math.log(len(texts) - number + 0.5) - math.log(number + 0.5) for word, number in numbers.items()}
+        total = 0.0
+        for value in idf.values():  # not `fsum` or `sum`: scores are those of the original bit for bit
+            total += value
+        replacement = EPSILON * total / max(1, len(idf))
+        idf = {word: value if value >= 0 else replacement for word, value in idf.items()}
         return cls([count.total() for count in counts], postings, idf)
 
     def rank(self, query: str, *, top_k: int | None = TOP_K, min_score: float | None = None) -> list[tuple[int, float]]:
-        """(position, score) of the best texts, best first; texts with equal scores keep their order.
+        """(position, score) of the best texts, all with None, best first; texts with equal scores keep their order.
 
         Texts with score 0 take part unless `min_score` excludes them. A query without words finds nothing. A word that
         the query repeats counts each time. Where no text holds a word of the query, every score is 0.
@@ -57,19 +53,13 @@ class BM25Index:
         words = tokenize(query)
         if not words:
             return []
-        scores = self._scores(words)
-        eligible = [position for position, score in enumerate(scores) if min_score is None or score >= min_score]
-        # nlargest keeps the order of equal scores, as a stable sort does
-        best = heapq.nlargest(len(eligible) if top_k is None else top_k, eligible, key=scores.__getitem__)
-        return [(position, scores[position]) for position in best]
-
-    def _scores(self, words: Sequence[str]) -> list[float]:
         scores, mean_length = [0.0] * len(self.lengths), sum(self.lengths) / max(1, len(self.lengths))
         for word in words:
             for position, occurrences in self.postings.get(word, ()):
                 norm = K1 * (1 - B + B * self.lengths[position] / mean_length)
                 scores[position] += self.idf[word] * (occurrences * (K1 + 1) / (occurrences + norm))
-        return scores
+        eligible = [position for position, score in enumerate(scores) if min_score is None or score >= min_score]
+        return [(one, scores[one]) for one in sorted(eligible, key=scores.__getitem__, reverse=True)[:top_k]]
 
 
 def tokenize(text: str) -> list[str]:

@@ -30,24 +30,21 @@ def render_memory(memory: Memory, items: int, budget: int, token_counter: TokenC
 
 
 def _render_latest(memory: Memory, count: int, tags: bool) -> str:
-    core = as_text(memory.core)
-    blocks = [_in_tags("core_memory", core) if tags else f"core_memory:\n{core or EMPTY}"]
+    blocks = [_block("core_memory", as_text(memory.core), "", tags)]
     for store in ITEM_STORES:
         items = memory.items(store)
         latest = items[max(0, len(items) - count) :]
         lines = "\n".join(f"[{item.id}] {item.text}" for item in latest) or EMPTY
+        note = f" (the latest {len(latest)} of {len(items)})" if len(latest) < len(items) else ""
         if tags:
             note = f" (Only show the most recent {len(latest)} out of {len(items)} memories)"
-            blocks.append(_in_tags(f"{store.value}_memory", lines, note))
-        else:
-            note = f" (the latest {len(latest)} of {len(items)})" if len(latest) < len(items) else ""
-            blocks.append(f"{store.value}_memory{note}:\n{lines}")
+        blocks.append(_block(f"{store.value}_memory", lines, note, tags))
     return "\n\n".join(blocks)
 
 
-def _in_tags(name: str, text: str, note: str = "") -> str:
-    """A block of the memory in the format of the original's prompts."""
-    return f"<{name}>{note}\n{text}\n</{name}>"
+def _block(name: str, text: str, note: str, tags: bool) -> str:
+    """A part of the memory; in `tags` as in the original's prompts."""
+    return f"<{name}>{note}\n{text}\n</{name}>" if tags else f"{name}{note}:\n{text or EMPTY}"
 
 
 @dataclass(frozen=True)
@@ -93,14 +90,12 @@ class EvidenceRetriever:
 
     def _render(self, retrieved: Mapping[Store, Sequence[Item]], count: int) -> str:
         """The original's blocks: the core unless it is empty, then both lists, numbered by rank and without ids."""
-        tags, core = self.tags, as_text(self.memory.core)
-        blocks = [_in_tags("core_memory", core) if tags else f"core memory:\n{core}"] if core.strip() else []
+        core, heading = as_text(self.memory.core), "{}_memory" if self.tags else "{} memory"
+        blocks = [_block(heading.format("core"), core, "", self.tags)] if core.strip() else []
         for store in ITEM_STORES:
             lines = "\n".join(f"{rank}. {item.text}" for rank, item in enumerate(retrieved[store][:count], start=1))
-            if tags:
-                blocks.append(_in_tags(f"{store.value}_memory", lines or "(No memories stored)"))
-            else:
-                blocks.append(f"{store.value} memory:\n{lines or EMPTY}")
+            lines = lines or ("(No memories stored)" if self.tags else EMPTY)
+            blocks.append(_block(heading.format(store.value), lines, "", self.tags))
         return "\n\n".join(blocks)
 
     @cached_property
