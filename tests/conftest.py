@@ -108,6 +108,15 @@ def shared() -> Path:
 
 
 @pytest.fixture
+def interpreted():
+    """Kernels run on a CPU, as programs of XLA: a simulated TPU, JAX's default here, takes far longer."""
+    from jax.experimental.pallas import tpu
+
+    with tpu.force_tpu_interpret_mode(True):
+        yield
+
+
+@pytest.fixture
 def fresh_programs():
     """Engines of this test share no compiled programs with those of earlier tests."""
     from memsearcher_jax.sampling import model_runner

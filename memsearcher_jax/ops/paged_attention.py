@@ -52,13 +52,7 @@ class NewTokens(NamedTuple):
 
 
 def paged_attention(
-    q_AKGWH: Array,
-    pools: Sequence[Array],
-    layer: Array,
-    page_table_AN: Array,
-    length_A: Array,
-    *,
-    interpret: bool = False,
+    q_AKGWH: Array, pools: Sequence[Array], layer: Array, page_table_AN: Array, length_A: Array
 ) -> OnlineSoftmax:
     """Attention of A chunks of W queries over the first `length_A` entries of their contexts, in one layer.
 
@@ -66,7 +60,7 @@ def paged_attention(
     `attention.combine` ignores it.
     """
     where = (layer, page_table_AN, length_A, jnp.int32(0))
-    max_AKM1, sum_AKM1, acc_AKMH = _attention(q_AKGWH, pools, where, None, interpret)
+    max_AKM1, sum_AKM1, acc_AKMH = _attention(q_AKGWH, pools, where, None)
     shape = q_AKGWH.shape
     return OnlineSoftmax(max_AKM1.reshape(shape[:4]), sum_AKM1.reshape(shape[:4]), acc_AKMH.reshape(shape))
 
@@ -80,8 +74,6 @@ def decode_attention(
     used: Array,
     page_table_AN: Array,
     length_A: Array,
-    *,
-    interpret: bool = False,
 ) -> tuple[Array, Array, Array]:
     """(out_AKG1H, k_AK1H, v_AK1H): as `paged_attention`, also over the decode buffer and the chunk's own token.
 
@@ -91,16 +83,12 @@ def decode_attention(
     int8, `quantization.rounded` make them.
     """
     where = (layer, page_table_AN, length_A, used)
-    out_AKMH, k_AK1H, v_AK1H = _attention(q_AKG1H, pools, where, NewTokens(*rotation, *new), interpret)
+    out_AKMH, k_AK1H, v_AK1H = _attention(q_AKG1H, pools, where, NewTokens(*rotation, *new))
     return out_AKMH.reshape(q_AKG1H.shape), k_AK1H, v_AK1H
 
 
 def _attention(
-    q_AKGWH: Array,
-    pools: Sequence[Array],
-    where: tuple[Array, Array, Array, Array],
-    new: NewTokens | None,
-    interpret: bool,
+    q_AKGWH: Array, pools: Sequence[Array], where: tuple[Array, Array, Array, Array], new: NewTokens | None
 ) -> list[Array]:
     layer, page_table_AN, length_A, used = where
     A, K, G, W, H = q_AKGWH.shape
@@ -140,7 +128,6 @@ def _attention(
             ],
         ),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_BYTES),
-        interpret=interpret,
         name="paged_attention" if new is None else "decode_attention",
     )(*scalars, q_AKGWH.reshape(A, K, M, H), pools, new)
     return out
@@ -293,13 +280,7 @@ def _rotate(x_KMH: Array, cos_MH: Array, sin_MH: Array) -> Array:
 
 
 def append_to_pages(
-    pools: tuple[Array, ...],
-    new: tuple[Array, ...],
-    page_table_AN: Array,
-    start_A: Array,
-    added_A: Array,
-    *,
-    interpret: bool = False,
+    pools: tuple[Array, ...], new: tuple[Array, ...], page_table_AN: Array, start_A: Array, added_A: Array
 ) -> tuple[Array, ...]:
     """The pools, updated in place: the first `added_A` tokens of each chunk become entries start, start + 1, ...
 
@@ -328,7 +309,6 @@ def append_to_pages(
         ),
         input_output_aliases={len(scalars) + len(new) + i: i for i in range(len(stored))},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_BYTES),
-        interpret=interpret,
         name="append_to_pages",
     )(*scalars, list(new), stored)[0]
     return k_LPKHE, _as_stored(v_LPK, H), *scales

@@ -18,33 +18,25 @@ SPLASH_BLOCKS = (1_024, 512, 256, 128)
 """Block sizes: the largest that divides a row is used."""
 
 
-def splash_attention(
-    q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible, *, interpret: bool = False
-) -> Array:
+def splash_attention(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible) -> Array:
     """`packed_attention` by JAX's Pallas kernel for TPUs, which never materialises the [T, T] scores.
 
     One row of 8,192 tokens with the heads of Qwen2.5-7B has 11 GB of scores. Blocks that no query needs are skipped. On
-    a mesh each device runs the kernel on its own rows and heads. `interpret` runs the kernel on a CPU. Raises
-    ValueError for rows that no block divides.
+    a mesh each device runs the kernel on its own rows and heads. Raises ValueError for rows that no block divides.
     """
-    return _splash(q_BNTH, k_BKTH, v_BKTH, visible, with_logsumexp=False, interpret=interpret)
+    return _splash(q_BNTH, k_BKTH, v_BKTH, visible, with_logsumexp=False)
 
 
-def splash_softmax(
-    q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Array, *, interpret: bool = False
-) -> OnlineSoftmax:
+def splash_softmax(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Array) -> OnlineSoftmax:
     """Attention within segments by the same kernel, to be combined with that to other keys. It has no gradient.
 
     The tokens of a segment are adjacent. Raises ValueError for rows that no block divides.
     """
-    visible = Visible.of_segments(segment_BT)
-    out_BNTH, logsumexp_BNT = _splash(q_BNTH, k_BKTH, v_BKTH, visible, with_logsumexp=True, interpret=interpret)
+    out_BNTH, logsumexp_BNT = _splash(q_BNTH, k_BKTH, v_BKTH, Visible.of_segments(segment_BT), with_logsumexp=True)
     return normalized_softmax(out_BNTH, logsumexp_BNT, k_BKTH)
 
 
-def _splash(
-    q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible, *, with_logsumexp: bool, interpret: bool
-) -> Any:
+def _splash(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible, *, with_logsumexp: bool) -> Any:
     """out_BNTH, or (out_BNTH, logsumexp_BNT of each query's scores), which the kernel cannot differentiate."""
     T = q_BNTH.shape[2]
     block = next((block for block in SPLASH_BLOCKS if T % block == 0), None)
@@ -57,7 +49,6 @@ def _splash(
         **dict.fromkeys(("block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute"), block),
         use_fused_bwd_kernel=True,
     )
-
     mask = PackedMask(T)
 
     def local_attention(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, offset_BT: Array, prefix_B: Array) -> Any:
@@ -68,7 +59,6 @@ def _splash(
             q_seq_shards=1,
             residual_checkpoint_name=ATTENTION_OUTPUT,
             save_residuals=with_logsumexp,
-            interpret=interpret,
         )
 
         def row_attention(q_NTH: Array, k_KTH: Array, v_KTH: Array, offset_T: Array, prefix: Array) -> Any:

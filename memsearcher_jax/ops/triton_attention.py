@@ -45,36 +45,28 @@ ROW_AXES = HEADS, *[("batch", "kv", None, None)] * 2, ("batch", None), ("batch",
 LOG2_E = math.log2(math.e)
 
 
-def triton_attention(
-    q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible, *, interpret: bool = False
-) -> Array:
+def triton_attention(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible) -> Array:
     """`attention.packed_attention` by kernels; on a mesh each device runs them on its own rows and heads.
 
-    `interpret` runs them on a CPU. Raises ValueError for rows or heads that no block divides.
+    Raises ValueError for rows or heads that no block divides.
     """
-    kernels = (_forward_interpreted, _backward_interpreted) if interpret else (_forward, _backward)
 
     def attend(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, *visible: Array) -> Array:
-        return recomputed_attention(*kernels, q_BNTH, k_BKTH, v_BKTH, Visible(*visible))
+        return recomputed_attention(_forward, _backward, q_BNTH, k_BKTH, v_BKTH, Visible(*visible))
 
     attention = shard_map_per_device(attend, ROW_AXES, HEADS)
     return attention(q_BNTH, k_BKTH, v_BKTH, *visible)
 
 
-def triton_softmax(
-    q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Array, *, interpret: bool = False
-) -> OnlineSoftmax:
+def triton_softmax(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Array) -> OnlineSoftmax:
     """Attention within segments by the same kernel, to be combined with that to other keys. It has no gradient."""
-    forward = _forward_interpreted if interpret else _forward
-    out_axes, out_shapes = (HEADS, HEADS[:3]), (q_BNTH.shape, q_BNTH.shape[:3])
-    attention = shard_map_per_device(forward, ROW_AXES, out_axes, out_shapes)
+    out_shapes = q_BNTH.shape, q_BNTH.shape[:3]
+    attention = shard_map_per_device(_forward, ROW_AXES, (HEADS, HEADS[:3]), out_shapes)
     out_BNTH, logsumexp_BNT = attention(q_BNTH, k_BKTH, v_BKTH, *Visible.of_segments(segment_BT))
     return normalized_softmax(out_BNTH, logsumexp_BNT, k_BKTH)
 
 
-def _forward(
-    q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, offset_BT: Array, prefix_B: Array, *, interpret: bool = False
-) -> tuple[Array, Array]:
+def _forward(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, offset_BT: Array, prefix_B: Array) -> tuple[Array, Array]:
     """(out_BNTH, logsumexp_BNT float32)."""
     B, N, T, H = q_BNTH.shape
     K = k_BKTH.shape[1]
@@ -86,7 +78,6 @@ def _forward(
         [queries, keys, keys, offsets, prefix],
         [queries, pl.BlockSpec((None, None, Q), lambda block, n, b: (b, n, block))],
         [(q_BNTH.shape, q_BNTH.dtype), (q_BNTH.shape[:3], jnp.float32)],
-        interpret,
     )(q_BNTH, k_BKTH, v_BKTH, offset_BT, prefix_B[:, None])
     return out_BNTH, logsumexp_BNT
 
@@ -100,8 +91,6 @@ def _backward(
     prefix_B: Array,
     out_BNTH: Array,
     logsumexp_BNT: Array,
-    *,
-    interpret: bool = False,
 ) -> tuple[Array, Array, Array]:
     """(dq_BNTH, dk_BKTH, dv_BKTH), by one kernel over blocks of queries and one over blocks of keys."""
     B, N, T, H = q_BNTH.shape
@@ -117,7 +106,6 @@ def _backward(
         [queries, keys, keys, offsets, prefix, queries, per_query, per_query],
         [queries],
         [(q_BNTH.shape, q_BNTH.dtype)],
-        interpret,
     )(q_BNTH, k_BKTH, v_BKTH, offset_BT, prefix_B[:, None], dout_BNTH, logsumexp_BNT, delta_BNT)
     # The last query that sees a key of each block: all see the prefix.
     end_C1 = jnp.arange(1, T // Q + 1)[:, None] * Q
@@ -135,12 +123,8 @@ def _backward(
         [group, block, block, row, prefix, end, group, per_group, per_group],
         [block, block],
         [(k_BKTH.shape, k_BKTH.dtype)] * 2,
-        interpret,
     )(q_BNTH, k_BKTH, v_BKTH, offset_BT, prefix_B[:, None], end_BC, dout_BNTH, logsumexp_BNT, delta_BNT)
     return dq_BNTH, dk_BKTH, dv_BKTH
-
-
-_forward_interpreted, _backward_interpreted = partial(_forward, interpret=True), partial(_backward, interpret=True)
 
 
 def _block(tokens: int, largest: int, head_size: int) -> int:
@@ -170,7 +154,6 @@ def _call(
     in_specs: list[Any],
     out_specs: list[Any],
     results: list[tuple[tuple[int, ...], Any]],
-    interpret: bool,
 ) -> Callable[..., list[Array]]:
     head_size = in_specs[0].block_shape[-1]
     return pl.pallas_call(
@@ -180,7 +163,6 @@ def _call(
         in_specs=in_specs,
         out_specs=out_specs,
         compiler_params=triton.CompilerParams(num_warps=4 if head_size <= 64 else 8, num_stages=2),
-        interpret=interpret,
         name=kernel.func.__name__.strip("_"),
     )
 
@@ -280,13 +262,7 @@ def _key_gradient_kernel(
 
 
 def paged_attention(
-    q_AKGWH: Array,
-    pools: Sequence[Array],
-    layer: Array,
-    page_table_AN: Array,
-    length_A: Array,
-    *,
-    interpret: bool = False,
+    q_AKGWH: Array, pools: Sequence[Array], layer: Array, page_table_AN: Array, length_A: Array
 ) -> OnlineSoftmax:
     """Attention of A chunks of W queries over the first `length_A` entries of their contexts, in one layer.
 
@@ -318,7 +294,6 @@ def paged_attention(
         ],
         [results(), results(), results(H)],
         [(shape, jnp.float32), (shape, jnp.float32), ((*shape, H), jnp.float32)],
-        interpret,
     )(q_AKMH, list(pools), layer[None], page_table_AN, length_A)
     shares = (
         OnlineSoftmax(*(x[share, :, :, :M].reshape(A, K, G, W, *x.shape[4:]) for x in softmax)) for share in range(S)

@@ -25,13 +25,7 @@ ORDERED_MINUS_INF, ORDERED_INF = -0x7F800001, 0x7F800000
 
 
 def draw(
-    logits_XSV: Array,
-    uniform_S: Array,
-    temperature_S: Array,
-    top_k_S: Array,
-    top_p_S: Array,
-    *,
-    interpret: bool = False,
+    logits_XSV: Array, uniform_S: Array, temperature_S: Array, top_k_S: Array, top_p_S: Array
 ) -> tuple[Array, Array]:
     """(token_S, logprob_S), as `logits.sample` describes."""
     X, S, V = logits_XSV.shape
@@ -51,7 +45,6 @@ def draw(
         out_specs=pl.BlockSpec((ROWS, 2), lambda i: (i, 0)),
         scratch_shapes=[pltpu.VMEM(block, jnp.float32)] * 2,
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES),
-        interpret=interpret,
         name="draw",
     )(logits_XSV, rules_S4)
     return drawn_S2[:S, 0].astype(jnp.int32), drawn_S2[:S, 1]

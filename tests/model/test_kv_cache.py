@@ -255,16 +255,9 @@ def test_paged_attention_is_that_of_the_named_pages(shared, rows_together, monke
 
 
 @pytest.mark.parametrize("int8", [False, True])
-@pytest.mark.parametrize(
-    ("platform", "interpreted"),
-    [
-        ("tpu", {"tpu_kernels": ("paged_attention", "decode_attention", "append_to_pages")}),
-        ("gpu", {"triton_attention": ("paged_attention",)}),
-    ],
-)
-def test_the_kernels_fill_and_read_the_cache_as_xla_does(
-    platform, interpreted, int8, base, make_params, make_rows, monkeypatch
-):
+@pytest.mark.parametrize("platform", ["tpu", "gpu"])
+@pytest.mark.usefixtures("interpreted")
+def test_the_kernels_fill_and_read_the_cache_as_xla_does(platform, int8, base, make_params, make_rows, monkeypatch):
     """Two prefill chunks of each context, then two tokens that only the decode buffer holds."""
     base = replace(base, head_size=16, layers=2)
     params, rows = make_params(base), Rows.empty(base, 3, 64, 16, int8)
@@ -296,9 +289,5 @@ def test_the_kernels_fill_and_read_the_cache_as_xla_does(
 
     expected = run(rows.cache, params)
     monkeypatch.setattr(kv_cache, "platform", lambda: platform)
-    for module, names in interpreted.items():
-        for name in names:
-            function = getattr(getattr(kv_cache, module), name)
-            monkeypatch.setattr(getattr(kv_cache, module), name, partial(function, interpret=True))
     actual = run(rows.cache, qwen.publish(params, base, platform, "float32"))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), actual, expected)

@@ -1,7 +1,7 @@
 """Attention over packed rows: the hand-written derivative and the TPU kernel agree with dense attention."""
 
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -126,13 +126,14 @@ def test_bfloat16_gradients_are_within_rounding():
 
 
 KERNELS = {  # interpreted on a CPU, with several blocks of queries and keys
-    "splash": (partial(splash_attention, interpret=True), {"N": 4, "H": 128}),
-    "triton": (partial(triton_attention, interpret=True), {"N": 4, "H": 16}),
+    "splash": (splash_attention, {"N": 4, "H": 128}),
+    "triton": (triton_attention, {"N": 4, "H": 16}),
 }
 
 
 @pytest.mark.parametrize("shared", [0, 0.5])
 @pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.usefixtures("interpreted")
 def test_the_kernels_equal_dense_attention_forward_and_backward(kernel, shared):
     attention, sizes = KERNELS[kernel]
     row = make_row(384, **sizes, shared=shared)
@@ -144,6 +145,7 @@ def test_the_kernels_equal_dense_attention_forward_and_backward(kernel, shared):
 
 
 @pytest.mark.parametrize("kernel", [splash_softmax, triton_softmax])
+@pytest.mark.usefixtures("interpreted")
 def test_the_kernels_within_segments_can_be_combined_with_other_keys(kernel):
     """Segments and padding of any length, also across blocks: as the XLA path, whose scores exist."""
     row = make_row(384, N=4, H=128)
@@ -158,7 +160,7 @@ def test_the_kernels_within_segments_can_be_combined_with_other_keys(kernel):
     def plain(q, k, v, segment_BT):
         return of_real(self_attention(group_heads(q, k), k, v, segment_BT))
 
-    own = jax.jit(lambda *arguments: of_real(kernel(*arguments, interpret=True)))
+    own = jax.jit(lambda *arguments: of_real(kernel(*arguments)))
     for actual, expected in zip(own(*row.qkv, segment_BT), jax.jit(plain)(*row.qkv, segment_BT), strict=True):
         np.testing.assert_allclose(actual, expected, atol=1e-5)
 
@@ -206,7 +208,7 @@ def test_the_mask_of_the_longest_rows_shifts_by_less_than_an_integer(log_T):
 def test_the_splash_kernel_refuses_rows_that_no_block_divides():
     row = make_row(200)
     with pytest.raises(ValueError, match=r"rows of 200 tokens: training\.seq_len must be a multiple of 128"):
-        splash_attention(*row.qkv, row.visible, interpret=True)
+        splash_attention(*row.qkv, row.visible)
 
 
 def test_weights_do_not_depend_on_the_attention_setting():

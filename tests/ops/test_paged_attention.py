@@ -1,7 +1,5 @@
 """The kernels of the sampler, interpreted on a CPU, against plain attention over each context's entries."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,7 +29,7 @@ def attention():
     """The kernel, compiled once for each shape, with two pages in a block."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "BLOCK_ENTRIES", 2 * PAGE)
-        yield jax.jit(partial(kernels.paged_attention, interpret=True))
+        yield jax.jit(kernels.paged_attention)
 
 
 @pytest.fixture
@@ -84,6 +82,7 @@ def in_int8(keys, values):
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.usefixtures("interpreted")
 def test_attention_reads_the_pages_of_each_chunk(heads, lengths, int8, random, attention):
     (K, G, H), A, W = heads, len(lengths), 3
     q_AKGWH, pool, table_AN, length_A = random(A, K, G, W, H), pools(random, A, K, H), page_table(A), np.array(lengths)
@@ -104,6 +103,7 @@ def test_attention_reads_the_pages_of_each_chunk(heads, lengths, int8, random, a
 
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+@pytest.mark.usefixtures("interpreted")
 def test_decoding_also_reads_the_decode_buffer_and_its_own_token(heads, int8, random):
     (K, G, H), lengths, J, used = heads, LENGTHS["ragged"], 4, 3
     A, length_A = len(lengths), np.array(lengths)
@@ -127,8 +127,7 @@ def test_decoding_also_reads_the_decode_buffer_and_its_own_token(heads, int8, ra
     expected_AKG1H = attention_to_others_too(cached, rotated_AKG1H, np.swapaxes(k_AKCH, 2, 3), v_AKCH)
 
     where = (jnp.int32(LAYER), jnp.int32(used), with_unread_pages_unknown(table_AN, length_A), length_A)
-    kernel = jax.jit(partial(kernels.decode_attention, interpret=True))
-    out_AKG1H, *new = kernel(rotation, q_AKG1H, (*own, *buffer), stored, *where)
+    out_AKG1H, *new = jax.jit(kernels.decode_attention)(rotation, q_AKG1H, (*own, *buffer), stored, *where)
     out_AKG1H = np.asarray(out_AKG1H)
     np.testing.assert_allclose(out_AKG1H, expected_AKG1H, rtol=1e-4, atol=1e-5)
     assert np.isnan(out_AKG1H[2]).all() and np.isnan(out_AKG1H).sum() == K * G * H
@@ -141,6 +140,7 @@ def test_decoding_also_reads_the_decode_buffer_and_its_own_token(heads, int8, ra
 @pytest.mark.parametrize(
     ("W", "starts", "added"), [(6, (0, 6, 13, 5), (6, 5, 6, 0)), (20, (0, 20, 3, 17), (20, 3, 19, 20))]
 )
+@pytest.mark.usefixtures("interpreted")
 def test_chunks_are_appended_exactly_and_nothing_else_changes(K, H, W, starts, added, int8, random):
     """The chunks 0 and 1 follow each other in one context; a token whose keys are NaN changes that token only."""
     A = len(starts)
@@ -158,8 +158,7 @@ def test_chunks_are_appended_exactly_and_nothing_else_changes(K, H, W, starts, a
             v_LPKEH[:, table_AN[chunk, page], :, entry] = new[1][:, chunk, :, token]
             for scale_LPK2E in scales:
                 scale_LPK2E[:, table_AN[chunk, page], :, :, entry] = new[2][:, chunk, :, token]
-    append = jax.jit(partial(kernels.append_to_pages, interpret=True))
-    result = append(pool, new, table_AN, np.array(starts), np.array(added))
+    result = jax.jit(kernels.append_to_pages)(pool, new, table_AN, np.array(starts), np.array(added))
     for appended, expected in zip(result, (k_LPKHE, v_LPKEH, *scales), strict=True):
         np.testing.assert_array_equal(appended, expected)
 

@@ -1,5 +1,4 @@
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -153,7 +152,7 @@ def test_devices_that_share_the_vocabulary_exchange_logits_once(sizes):
 
 
 @pytest.mark.parametrize(("X", "V"), [(1, 300), (2, 128)])
-def test_the_kernel_draws_the_same(X, V):
+def test_the_kernel_draws_the_same(X, V, interpreted):
     """With columns and rows that fill no register, ties of the largest logit, and rows that are not finite."""
     rng = np.random.default_rng(4)
     S, bad = 12, [10, 11]
@@ -164,7 +163,7 @@ def test_the_kernel_draws_the_same(X, V):
     uniform_S = rng.random(S).astype(np.float32)
     uniform_S[3] = 1 - 2.0**-24
     token_S, logprob_S = jax.jit(logits.draw)(logits_SV, uniform_S, *rules_S)
-    kernel = jax.jit(partial(draw_kernel.draw, interpret=True))
+    kernel = jax.jit(draw_kernel.draw)
     drawn = [np.asarray(x) for x in kernel(np.moveaxis(logits_SV.reshape(S, X, V), 1, 0), uniform_S, *rules_S)]
     np.testing.assert_array_equal(drawn[0][: bad[0]], token_S[: bad[0]])
     np.testing.assert_allclose(drawn[1], logprob_S, rtol=1e-5)
