@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from examples.warmstart.record import HELD_OUT_SEED, step_seed, task
-from examples.warmstart.scripted import encode_reply
+from examples.warmstart.record import HELD_OUT_SEED, encode_reply, step_seed, task
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.data.synthetic.entity_names import named_random
 from memsearcher_jax.data.synthetic.relations import make_passage, noun_phrase
@@ -84,10 +83,7 @@ class DocumentDemonstrator:
         self.tokenizer, self.prompts = run.tokenizer, run.agent.prompts
         self.rng = named_rng(seed, "demonstrate documents", 0)
         self.problems, self.entities = encyclopedia.train, encyclopedia.entities
-        self.passages = {
-            name: make_passage(words, name, one.kind, one.woman, one.relations, named_share=1.0)
-            for name, one in self.entities.items()
-        }
+        self.passages = {name: make_passage(words, one, named_share=1.0) for name, one in self.entities.items()}
 
     def context(self, chunks: Mapping[str, float], errors: Errors) -> ScoredTrajectory:
         """A memory and a chunk with the reply, or a memory with the answer."""

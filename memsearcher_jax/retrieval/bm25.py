@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from memsearcher_jax import analyzer
-from memsearcher_jax.retrieval.builder.build_dir import explain_disk_full, read_manifest, write_manifest
+from memsearcher_jax.retrieval.builder.build_dir import explain_damage, explain_disk_full, read_manifest, write_manifest
 from memsearcher_jax.retrieval.corpus import Corpus
 from memsearcher_jax.retrieval.ranking import Ranking, top_k
 
@@ -59,16 +59,12 @@ def open_bm25(corpus: Corpus, directory: Path, field: Field = "passage") -> Bm25
     logging.getLogger("bm25s").setLevel(logging.WARNING)  # importing it sets DEBUG
     if not directory.exists():
         _build(corpus, directory, field)
-    try:
+    with explain_damage(directory):
         manifest = read_manifest(directory, BM25_FORMAT)
         if manifest["field"] != field:
-            raise ValueError(f"it is one of each {manifest['field']}")
+            raise ValueError(f"a BM25 index of each {manifest['field']}, not of each {field}")
         if manifest["checksum"] == corpus.checksum:
             return Bm25Retriever(bm25s.BM25.load(directory, mmap=True))
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{directory}: cannot be read as a BM25 index of each {field} ({error}); delete it to rebuild it"
-        ) from error
     raise ValueError(f"{directory}: was built from another corpus (checksum differs); delete it to rebuild it")
 
 

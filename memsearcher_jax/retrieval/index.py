@@ -7,18 +7,16 @@ moved. `builder/index_builder.py` writes it.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
-from zipfile import BadZipFile
 
 import numpy as np
 
 from memsearcher_jax.retrieval import scann_index
-from memsearcher_jax.retrieval.builder.build_dir import MANIFEST, read_manifest
+from memsearcher_jax.retrieval.builder.build_dir import MANIFEST, explain_damage, read_manifest
 from memsearcher_jax.retrieval.corpus import Corpus, open_corpus
 from memsearcher_jax.retrieval.ranking import NOTHING, Ranking, top_k
 from memsearcher_jax.retrieval.vector_files import EmbeddingShards
@@ -99,7 +97,7 @@ def open_index(directory: Path, *, encoder: str, index_type: Literal["scann", "e
         raise ValueError(f"{directory}: {reason}: set retrieval.encoder and encoder_prompts as then, or rebuild it")
     if index_type == "scann" and manifest["index_type"] != "scann":
         raise ValueError(f"{directory}: was built for exact search: set retrieval.index_type to exact, or rebuild it")
-    with _explain_damage(directory):
+    with explain_damage(directory):
         corpus = open_corpus(directory, manifest["checksum"])
         state = dict(np.load(directory / STATE)) if (directory / STATE).exists() else {}
     if index_type == "scann" and manifest["tree"] is not None:
@@ -112,7 +110,7 @@ def open_index(directory: Path, *, encoder: str, index_type: Literal["scann", "e
 def open_index_corpus(directory: Path) -> Corpus:
     """Open the passages of an index folder only. Raises FileNotFoundError or ValueError, in one line."""
     manifest = read_index_manifest(directory)
-    with _explain_damage(directory):
+    with explain_damage(directory):
         return open_corpus(directory, manifest["checksum"])
 
 
@@ -120,13 +118,5 @@ def read_index_manifest(directory: Path) -> dict[str, Any]:
     """The manifest of an index folder. Raises FileNotFoundError or ValueError, in one line."""
     if not (directory / MANIFEST).is_file():
         raise FileNotFoundError(f"{directory}: is not an index folder (no {MANIFEST})")
-    with _explain_damage(directory):
+    with explain_damage(directory):
         return read_manifest(directory, FORMAT)
-
-
-@contextlib.contextmanager
-def _explain_damage(directory: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, TypeError, AttributeError, LookupError, EOFError, BadZipFile) as error:
-        raise ValueError(f"{directory}: is damaged or of another version ({error}); delete it to rebuild it") from error

@@ -31,10 +31,7 @@ def make_documents(encyclopedia: EncyclopediaConfig, config: DocumentConfig) -> 
     made = make_encyclopedia(encyclopedia)
     rng = named_random(encyclopedia.seed, "document passages")
     # Each sentence names its subject, since a chunk may begin inside a passage.
-    texts = {
-        name: make_passage(rng, name, entity.kind, entity.woman, entity.relations, named_share=1.0)
-        for name, entity in made.entities.items()
-    }
+    texts = {name: make_passage(rng, entity, named_share=1.0) for name, entity in made.entities.items()}
 
     def problem(question: Problem, passages: int, split: str) -> Problem:
         rng, needed = named_random(encyclopedia.seed, "document", question.id), question.supporting_titles

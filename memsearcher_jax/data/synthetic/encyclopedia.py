@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memsearcher_jax.data.synthetic.entity_names import NameGenerator, named_random
-from memsearcher_jax.data.synthetic.relations import make_passage, make_question
+from memsearcher_jax.data.synthetic.relations import Entity, make_passage, make_question
 from memsearcher_jax.ranges import CountOrZero, Hops, Seed
 from memsearcher_jax.types import Passage, Problem
 
@@ -38,14 +38,6 @@ class EncyclopediaConfig:
 
 
 @dataclass(frozen=True)
-class Entity:
-    name: str  # unique; also the title of the passage
-    kind: str
-    relations: dict[str, str]  # from the name of a relation to the name of its object
-    woman: bool = False
-
-
-@dataclass(frozen=True)
 class Encyclopedia:
     passages: tuple[Passage, ...]  # in random order
     entities: dict[str, Entity]  # by name
@@ -65,10 +57,7 @@ def make_encyclopedia(config: EncyclopediaConfig) -> Encyclopedia:
     order = list(entities.values())
     rng = named_random(config.seed, "passages")
     rng.shuffle(order)
-    passages = tuple(
-        Passage(str(row), make_passage(rng, entity.name, entity.kind, entity.woman, entity.relations))
-        for row, entity in enumerate(order)
-    )
+    passages = tuple(Passage(str(row), make_passage(rng, entity)) for row, entity in enumerate(order))
     train = _questions(config, "train", societies["train"], config.train_questions)
     test = _questions(config, "test", societies["test"], config.test_questions)
     return Encyclopedia(passages, entities, train, test)

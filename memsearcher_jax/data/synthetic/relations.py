@@ -11,6 +11,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Entity:
+    name: str  # unique; also the title of the passage
+    kind: str
+    relations: dict[str, str]  # from the name of a relation to the name of its object
+    woman: bool = False
+
+
+@dataclass(frozen=True)
 class Relation:
     """The templates that express a fact about two entities.
 
@@ -99,18 +107,16 @@ REMARKS = {
 """Sentences that state no fact, by kind of entity."""
 
 
-def make_passage(
-    rng: random.Random, name: str, kind: str, woman: bool, relations: dict[str, str], named_share: float = 0.3
-) -> str:
+def make_passage(rng: random.Random, entity: Entity, named_share: float = 0.3) -> str:
     """The passage of one entity in FlashRAG's format: the title in quotes, a newline, the facts and a remark.
 
     The first sentence contains the name, and `named_share` of the later ones, which else use a pronoun.
     """
-    pronoun, possessive = "It", "its"
-    if kind == "person":
-        pronoun, possessive = ("She", "her") if woman else ("He", "his")
-    templates = [(rng.choice(RELATIONS[relation].facts), target) for relation, target in relations.items()]
-    templates.append((rng.choice(REMARKS[kind]), ""))
+    name, pronoun, possessive = entity.name, "It", "its"
+    if entity.kind == "person":
+        pronoun, possessive = ("She", "her") if entity.woman else ("He", "his")
+    templates = [(rng.choice(RELATIONS[relation].facts), target) for relation, target in entity.relations.items()]
+    templates.append((rng.choice(REMARKS[entity.kind]), ""))
     sentences = []
     for template, target in templates:
         named = not sentences or rng.random() < named_share

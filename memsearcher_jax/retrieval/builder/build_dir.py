@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 from memsearcher_jax import file_lock
 
@@ -41,6 +42,16 @@ def explain_disk_full(directory: Path) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) and not NUMPY_DISK_FULL.fullmatch(str(error)):
             raise
         raise OSError(f"{directory}: the disk is full; free some space and rerun the command to continue") from error
+
+
+@contextlib.contextmanager
+def explain_damage(directory: Path) -> Iterator[None]:
+    """Replace the errors of a folder whose files are not what was written, by one that says what to do."""
+    kinds = (OSError, ValueError, TypeError, AttributeError, LookupError, EOFError, RecursionError, BadZipFile)
+    try:
+        yield
+    except kinds as error:
+        raise ValueError(f"{directory}: is damaged or of another version ({error}); delete it to rebuild it") from error
 
 
 @contextlib.contextmanager
@@ -79,16 +90,8 @@ def write_manifest(directory: Path, content: dict[str, Any], omitted: Collection
 
 
 def read_manifest(directory: Path, version: int) -> dict[str, Any]:
-    """What `write_manifest` wrote, with the sizes of all files checked.
-
-    Raises OSError for a missing file, ValueError for a format other than `version` or another size.
-    """
-    try:
-        manifest = json.loads((directory / MANIFEST).read_bytes())
-    except RecursionError as error:
-        raise ValueError(f"{MANIFEST} is nested too deeply") from error
-    if not isinstance(manifest, dict):
-        raise ValueError(f"{MANIFEST} is not a JSON object")
+    """What `write_manifest` wrote, with the sizes of all files checked. Call it inside `explain_damage`."""
+    manifest = json.loads((directory / MANIFEST).read_bytes())
     if manifest.get("format") != version:
         raise ValueError(f"format {manifest.get('format')}, this version reads {version}")
     for name, size in manifest[FILES].items():

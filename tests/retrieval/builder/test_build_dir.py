@@ -34,7 +34,7 @@ def test_an_index_of_words_is_built_once_moves_and_is_checked(tmp_path):
     for name, content in [*damage, *((name, content) for name in files for content in ("damaged", ""))]:
         damaged = shutil.copytree(folder, tmp_path / "damaged")
         (damaged / name).write_text(content)
-        message = r"damaged: cannot be read as a BM25 index of each passage \(.*\); delete it"
+        message = r"damaged: is damaged or of another version \(.*\); delete it"
         with pytest.raises(ValueError, match=message) as caught:
             open_bm25(CORPUS, damaged)
         assert "\n" not in str(caught.value)
