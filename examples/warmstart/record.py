@@ -8,14 +8,26 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
-from examples.warmstart.scripted import scripted_trajectory
 from memsearcher_jax.agent.base import Scoring
+from memsearcher_jax.agent.run import run_workflow
 from memsearcher_jax.config import RunConfig, agent_of
 from memsearcher_jax.data.problems import ProblemSplits
 from memsearcher_jax.rl.setup import Run, open_tokenizer
 from memsearcher_jax.rl.tool_executor import respond, search_backend
 from memsearcher_jax.runtime.tokenizer import ChatTokenizer
-from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, Search, StopReason, Trajectory
+from memsearcher_jax.types import (
+    Completion,
+    Context,
+    Generate,
+    Outcome,
+    Problem,
+    Prompt,
+    ScoredTrajectory,
+    Search,
+    SearchResult,
+    StopReason,
+    Trajectory,
+)
 
 HELD_OUT_SEED = 999
 COPY_LENGTHS = (2, 12)  # minimum and exclusive maximum
@@ -32,31 +44,63 @@ def open_run(config: RunConfig) -> Run:
 
 
 def demonstrate(run: Run, problems: Iterable[Problem], make_policy: Callable) -> list[ScoredTrajectory]:
-    """One trajectory of `make_policy(problem)` per problem, in order. A policy finds the results of its last search in
-    its attribute `results`. Raises ConnectionError where a search fails.
-    """
+    """One trajectory of `make_policy(problem)` per problem, in order. Raises ConnectionError where a search fails."""
     trajectories = []
     for problem in problems:
-        policy = make_policy(problem)
-
-        def search(request: Search, policy: Callable = policy):
-            policy.results = respond({"": search_backend(run.searcher)}, request)
-            return policy.results
-
-        workflow = run.agent.start(problem, run.tokenizer)
-        trajectory = scripted_trajectory(problem, workflow, policy, search, run.tokenizer)
-        if trajectory.outcome.error:
-            raise ConnectionError(f"no demonstration of problem {problem.id}: {trajectory.outcome.error}")
-        trajectories.append(trajectory)
+        trajectories.append(play(run, problem, make_policy(problem)))
+        if error := trajectories[-1].outcome.error:
+            raise ConnectionError(f"no demonstration of problem {problem.id}: {error}")
     return run.agent.rewards(trajectories, Scoring(run.tokenizer, notify=print))
+
+
+def play(run: Run, problem: Problem, policy: Callable, rollout: int = 0) -> Trajectory:
+    """The run's agent with a scripted policy, which finds the results of its last search in its attribute `results`.
+
+    Contexts hold the ids that a sampler would; log-probabilities are 0.
+    """
+    tokenizer = run.tokenizer
+    contexts: list[list[tuple[int, bool]]] = []  # (id, sampled) by context
+
+    def generate(request: Generate) -> Completion:
+        if isinstance(request.text, Prompt):
+            contexts.append([])
+            ids = sum(tokenizer.prompt(request.text), ())
+        else:
+            ids = tokenizer.encode_spans(request.text)
+        completion = policy(request)
+        if request.same_turn and contexts[-1][-1][0] in tokenizer.stop_ids:
+            contexts[-1].pop()
+        found_stop = request.stop and re.search(request.stop, completion.text, re.DOTALL)
+        reply = tokenizer.encode_untrusted(completion.text) if found_stop else encode_reply(tokenizer, completion.text)
+        contexts[-1] += [*((id, False) for id in ids), *((id, True) for id in reply)]
+        return completion
+
+    def search(request: Search) -> tuple[SearchResult, ...]:
+        policy.results = respond({"": search_backend(run.searcher)}, request)
+        return policy.results
+
+    outcome = run_workflow(run.agent.start(problem, tokenizer), generate, search)
+    recorded = tuple(map(_context, contexts))
+    transcript = tokenizer.transcript(recorded[-1].ids) if recorded else ""
+    return Trajectory(problem, rollout, outcome, recorded, transcript)
+
+
+def encode_reply(tokenizer: ChatTokenizer, text: str) -> tuple[int, ...]:
+    """The ids that a model samples for a reply, with the end of the turn."""
+    return (*tokenizer.encode_untrusted(text), tokenizer.end_ids[0])
+
+
+def _context(tokens: Iterable[tuple[int, bool]]) -> Context:
+    """Of (id, trained)."""
+    ids, trained = zip(*tokens, strict=True)
+    return Context(ids, (0.0,) * len(ids), trained)
 
 
 def task(kind: str, tokenizer: ChatTokenizer, spans: Iterable[tuple[Sequence[int], bool]]) -> ScoredTrajectory:
     """A context that belongs to no workflow: spans (ids, trained), of which what is trained is right."""
-    ids, trained = zip(*((int(id), trained) for span, trained in spans for id in span), strict=True)
+    context = _context((int(id), trained) for span, trained in spans for id in span)
     problem, outcome = Problem(kind, "", (), {"source": kind}), Outcome(StopReason.ANSWERED)
-    contexts = (Context(ids, (0.0,) * len(ids), trained),)
-    return ScoredTrajectory(Trajectory(problem, 0, outcome, contexts, tokenizer.transcript(ids)), 1.0)
+    return ScoredTrajectory(Trajectory(problem, 0, outcome, (context,), tokenizer.transcript(context.ids)), 1.0)
 
 
 def copies(

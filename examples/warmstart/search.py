@@ -22,8 +22,16 @@ from typing import Any
 
 import numpy as np
 
-from examples.warmstart.record import HELD_OUT_SEED, copies, decisions, demonstrate, open_run, step_seed, task
-from examples.warmstart.scripted import encode_reply
+from examples.warmstart.record import (
+    HELD_OUT_SEED,
+    copies,
+    decisions,
+    demonstrate,
+    encode_reply,
+    open_run,
+    step_seed,
+    task,
+)
 from memsearcher_jax.data.synthetic.encyclopedia import Encyclopedia, make_encyclopedia
 from memsearcher_jax.data.synthetic.relations import noun_phrase
 from memsearcher_jax.retrieval.search import open_searcher

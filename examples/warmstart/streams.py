@@ -15,8 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from examples.warmstart.record import HELD_OUT_SEED, copies, step_seed, task
-from examples.warmstart.scripted import encode_reply
+from examples.warmstart.record import HELD_OUT_SEED, copies, encode_reply, step_seed, task
 from memsearcher_jax.agent.memalpha.memory import Item, Memory
 from memsearcher_jax.agent.memalpha.view import EvidenceRetriever, render_memory
 from memsearcher_jax.agent.prompts import USER

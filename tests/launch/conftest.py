@@ -4,15 +4,14 @@ import contextlib
 import json
 import logging
 import sys
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from examples.warmstart.scripted import scripted_trajectory
+from examples.warmstart.record import play
 from memsearcher_jax.launch import evaluate, export_hf, tpu_train
 from memsearcher_jax.rl import setup, state
-from memsearcher_jax.rl.tool_executor import respond, search_backend
 from memsearcher_jax.runtime import load_weights
 from tests.support import SMALL_RUN
 
@@ -100,9 +99,8 @@ def corpus(tmp_path):
 class ScriptedDriver:
     """In place of `rl.rollout.RolloutDriver`: a scripted policy, with the real workflow, searches and token ids."""
 
-    def __init__(self, run, make_workflow, make_policy):
-        self.searcher, self.tokenizer = run.searcher, run.tokenizer
-        self.make_workflow, self.make_policy = make_workflow, make_policy
+    def __init__(self, evaluated, make_policy):
+        self.evaluated, self.make_policy = evaluated, make_policy
 
     def trajectory(self, job, ended):
         return ended
@@ -110,13 +108,7 @@ class ScriptedDriver:
     def run(self, jobs, params, key, on_end):
         """Ends trajectories one after the other; all log-probabilities are 0."""
         for job in jobs:
-            workflow, policy = self.make_workflow(job.problem), self.make_policy(job.problem)
-
-            def search(request, policy=policy):
-                policy.results = respond({"": search_backend(self.searcher)}, request)
-                return policy.observe(request, policy.results) if hasattr(policy, "observe") else policy.results
-
-            on_end(job, scripted_trajectory(job.problem, workflow, policy, search, self.tokenizer, job.rollout))
+            on_end(job, play(self.evaluated, job.problem, self.make_policy(job.problem), job.rollout))
 
 
 @pytest.fixture(scope="session")
@@ -125,8 +117,7 @@ def scripted_into():
 
     def run(folder, make_script, *flags):
         def make_driver(run, *, evaluation):
-            start = partial(setup.evaluation_agent(run).start, token_counter=run.tokenizer)
-            return ScriptedDriver(run, start, make_script)
+            return ScriptedDriver(replace(run, agent=setup.evaluation_agent(run)), make_script)
 
         settings = [] if "--resume" in flags else SCRIPTED.split()
         with pytest.MonkeyPatch.context() as patch:
