@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -189,13 +188,12 @@ def document_chunks(folder: Path, limit: int, token_counter: TokenCounter, malfo
 def human_answer(run: Run) -> Callable[[Problem, Console], Outcome]:
     """A person is the policy and sees what the model would see."""
     from memsearcher_jax.rl import setup
-    from memsearcher_jax.rl.tool_executor import respond, search_backend, tool_backend
+    from memsearcher_jax.rl.tool_executor import respond
 
     agent = setup.evaluation_agent(run)
     assert isinstance(agent, QuestionAgent), "others do not take --human"
     system = agent.prompts.with_tools(agent.tools).system
-    clip = partial(run.tokenizer.clip, limit=run.config.agent.observation_tokens)
-    backends = {"": search_backend(run.searcher)} | {one.name: tool_backend(one, clip=clip) for one in run.tools}
+    backends = setup.make_backends(run)
 
     def answer(problem: Problem, console: Console) -> Outcome:
         console.print(show.safe_text(system, "dim"))

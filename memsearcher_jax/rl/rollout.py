@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -19,11 +19,9 @@ from typing import Any
 import jax
 
 from memsearcher_jax.agent.run import checked
-from memsearcher_jax.agent.tool_functions import Tool
 from memsearcher_jax.python_files import described
-from memsearcher_jax.retrieval.search import Searcher
 from memsearcher_jax.rl.metrics import RolloutStats, device_memory
-from memsearcher_jax.rl.tool_executor import Backend, ToolExecutor, search_backend, tool_backend
+from memsearcher_jax.rl.tool_executor import Backend, ToolExecutor, search_backend
 from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.sampling.config import SamplingParams
 from memsearcher_jax.sampling.context import FindStop
@@ -99,23 +97,10 @@ class RolloutDriver:
     engine: Engine
     tokenizer: ChatTokenizer
     start: Callable[[Any], Workflow]  # the workflow of a job's problem
-    searcher: Searcher | None = None  # None if no workflow searches
-    search_timeout: float = 60.0  # seconds after which a search has failed
-    max_search_outage: float = 0.0  # seconds for which searches are repeated while none is answered
-    concurrent_searches: int = 1  # batches of searches that run at a time
+    # What answers searches, under "", and calls, under the tool's name.
+    backends: Mapping[str, Backend] = field(default_factory=lambda: {"": search_backend(None)})
     check: Callable[[], None] = lambda: None  # called after every step of the engine; what it raises ends the run
     sampling: SamplingParams | None = None  # None: as the engine's settings say
-    tools: tuple[Tool, ...] = ()  # of the run's own
-    tool_timeout: float = 30.0  # seconds after which a call of a tool has failed
-    tool_tokens: int = 4_096  # to which the text of a tool is cut
-
-    @property
-    def backends(self) -> dict[str, Backend]:
-        """What answers searches, under "", and calls, under the tool's name."""
-        limits = self.search_timeout, self.max_search_outage, self.concurrent_searches
-        clip = partial(self.tokenizer.clip, limit=self.tool_tokens)
-        tools = {one.name: tool_backend(one, self.tool_timeout, self.max_search_outage, clip) for one in self.tools}
-        return {"": search_backend(self.searcher, *limits), **tools}
 
     def run(
         self,
@@ -222,7 +207,7 @@ class RolloutDriver:
         )
 
     def _workflow(self, problem: Any) -> Workflow:
-        return checked(self.start, problem, [tool.name for tool in self.tools])
+        return checked(self.start, problem, list(filter(None, self.backends)))
 
     def _patience(self, tools: ToolExecutor, active: int, step_seconds: float) -> float:
         """Seconds to wait for tools before the next step, which workflows that still wait for one miss.

@@ -25,6 +25,7 @@ from memsearcher_jax.retrieval.search import Searcher, open_searcher
 from memsearcher_jax.rl.completers import uses_initial_policy
 from memsearcher_jax.rl.probe import probe
 from memsearcher_jax.rl.rollout import Params, RolloutDriver
+from memsearcher_jax.rl.tool_executor import Backend, search_backend, tool_backend
 from memsearcher_jax.runtime import hub, load_weights, text_encoder
 from memsearcher_jax.runtime.meshes import Meshes, make_meshes
 from memsearcher_jax.runtime.run_dir import DATA, INDEX, PACKAGED_TOKENIZER, tokenizer_folder
@@ -231,12 +232,18 @@ def make_driver(
     if evaluation:
         params, agent = replace(params, temperature=config.evaluation.temperature), evaluation_agent(run)
     engine = engine or Engine(config.model, config.sampling, run.tokenizer.stop_ids, run.meshes.local)
-    # An index in this process uses all cores for a batch, a service answers several batches at a time.
-    concurrency = config.retrieval.max_concurrency if config.retrieval.url else 1
-    limits = config.rl.search_timeout, config.rl.max_search_outage, concurrency
     start = partial(agent.start, token_counter=run.tokenizer)
-    tools = run.tools, config.agent.tool_timeout, config.agent.observation_tokens
-    return RolloutDriver(engine, run.tokenizer, start, run.searcher, *limits, check, params, *tools)
+    return RolloutDriver(engine, run.tokenizer, start, make_backends(run), check, params)
+
+
+def make_backends(run: Run) -> dict[str, Backend]:
+    """What answers searches, under "", and calls, under the tool's name."""
+    agent, outage = run.config.agent, run.config.rl.max_search_outage
+    # An index in this process uses all cores for a batch, a service answers several batches at a time.
+    concurrency = run.config.retrieval.max_concurrency if run.config.retrieval.url else 1
+    clip = partial(run.tokenizer.clip, limit=agent.observation_tokens)
+    tools = {one.name: tool_backend(one, agent.tool_timeout, outage, clip) for one in run.tools}
+    return {"": search_backend(run.searcher, run.config.rl.search_timeout, outage, concurrency), **tools}
 
 
 def evaluation_agent(run: Run) -> Agent:

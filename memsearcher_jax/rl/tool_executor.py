@@ -41,7 +41,7 @@ class _Batch:
 
 @dataclass
 class Backend:
-    """What answers the requests of one kind, its limits, and the requests of one rollout.
+    """What answers the requests of one kind, its limits, and, in a ToolExecutor, the requests of one rollout.
 
     A batch that fails, or has no results after `timeout` seconds, is split: each of its requests runs again alone. What
     fails alone gets its error as its response. While the backend is down, it is queued again, until `max_outage`
@@ -54,11 +54,11 @@ class Backend:
     max_concurrency: int = 1  # calls of it that run at a time
     batches: bool = True  # whether one call answers all requests that wait
     outages: tuple[type[Exception], ...] = (ConnectionError, TimeoutError)  # errors that say that it is down
-    waiting: list[_Pending] = field(default_factory=list)
-    running: list[_Batch] = field(default_factory=list)
-    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=1_000_000))
-    last_available: float = -math.inf  # of time.monotonic
-    suspended_until: float = -math.inf
+    waiting: list[_Pending] = field(default_factory=list, init=False)
+    running: list[_Batch] = field(default_factory=list, init=False)
+    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=1_000_000), init=False)
+    last_available: float = field(default=-math.inf, init=False)  # of time.monotonic
+    suspended_until: float = field(default=-math.inf, init=False)
 
     @property
     def may_start(self) -> bool:
@@ -120,9 +120,9 @@ class ToolExecutor:
     """Accepts requests at any time and returns their responses with the caller that submitted each."""
 
     def __init__(self, backends: Mapping[str, Backend]):
-        """`backends`: of searches under "", of each tool under its name."""
-        self._backends = backends
-        self.latencies = backends[""].latencies  # seconds from each search to its results, failures included
+        """`backends`: of searches under "", of each tool under its name. Their requests are those of this executor."""
+        self._backends = {name: replace(backend) for name, backend in backends.items()}
+        self.latencies = self._backends[""].latencies  # seconds from each search to its results, failures included
 
     @property
     def running(self) -> int:

@@ -19,6 +19,7 @@ from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.metrics import RolloutStats
 from memsearcher_jax.rl.rollout import Rollout, RolloutDriver, make_jobs
 from memsearcher_jax.rl.state import SavedProgress
+from memsearcher_jax.rl.tool_executor import search_backend
 from memsearcher_jax.rl.training_run import open_collector
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.runtime.rng import named_key
@@ -107,8 +108,8 @@ class Steps:
 def steps(engine, params):
     def make(carry_over, workflow=workflow):
         settings = RLConfig(steps=STEPS, prompts_per_step=PROMPTS, group_size=GROUP, carry_over=carry_over)
-        searcher = TinyIndex((Passage("0", '"Title"\nText.'),))
-        return Steps(RolloutDriver(engine, TOKENIZER, workflow, searcher), params, settings)
+        backends = {"": search_backend(TinyIndex((Passage("0", '"Title"\nText.'),)))}
+        return Steps(RolloutDriver(engine, TOKENIZER, workflow, backends), params, settings)
 
     return make
 

@@ -21,7 +21,7 @@ from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.probe import probe
 from memsearcher_jax.rl.rewards import RewardFn, own_rewards
 from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
-from memsearcher_jax.rl.tool_executor import tool_backend
+from memsearcher_jax.rl.tool_executor import search_backend, tool_backend
 from memsearcher_jax.runtime import toolbox
 from memsearcher_jax.runtime.toolbox import open_tools
 from memsearcher_jax.types import Call, Context, Generate, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory
@@ -243,7 +243,8 @@ def calling(problem, calls, results):
 
 def run(engine, params, tools, calls, **limits):
     results = []
-    driver = RolloutDriver(engine, TOKENIZER, partial(calling, calls=calls, results=results), tools=tools, **limits)
+    backends = {"": search_backend(None)} | {tool.name: tool_backend(tool, **limits) for tool in tools}
+    driver = RolloutDriver(engine, TOKENIZER, partial(calling, calls=calls, results=results), backends)
     done, _ = driver.trajectories(make_jobs([PROBLEM], 1), params, jax.random.key(0), lambda line: None)
     assert list(done[0].tool_results) == results
     return done[0], results
@@ -254,7 +255,8 @@ def test_tools_are_answered_next_to_the_sampler(engine, params, file, tmp_path):
     tools = open_tools(AgentConfig(tools=(file(TOOLS),)), tmp_path)
     calls = [("add", {"first": 1}), ("add", {"second": 1}), ("add", {"first": "1"}), ("lookup", {"name": "Ada"})]
     calls += [("wait", {"seconds": 0.01}), ("wait", {"seconds": 99.0}), ("gone", {})]
-    trajectory, results = run(engine, params, tools, calls, tool_timeout=1.5, tool_tokens=9)
+    limits = {"timeout": 1.5, "clip": partial(TOKENIZER.clip, limit=9)}
+    trajectory, results = run(engine, params, tools, calls, **limits)
     texts = [result.text or result.error for result in results]
     assert texts[0] == "2.0" and texts[1] == "TypeError: missing a required argument: 'first'"
     assert texts[2].startswith("TypeError: can only concatenate str") and texts[2].endswith("mine.py, line 7)")

@@ -36,6 +36,7 @@ KEY = jax.random.key(5)
 SETTINGS = replace(NANO_SAMPLING, context_tokens=160)
 PASSAGES = tuple(Passage(str(n), f'"Title {n}"\nText of number {n}.') for n in range(4))
 PROBLEMS = [Problem(f"q{n}", f"Who is {n}?", (f"a{n}",)) for n in range(4)]
+BACKENDS = {"": search_backend(TinyIndex(PASSAGES))}
 
 
 def two_turns(problem):
@@ -51,7 +52,7 @@ def two_turns(problem):
 
 
 def run_rollouts(engine, params, workflow, problems=PROBLEMS, rollouts=2, searcher=None):
-    driver = RolloutDriver(engine, TOKENIZER, workflow, searcher or TinyIndex(PASSAGES))
+    driver = RolloutDriver(engine, TOKENIZER, workflow, {"": search_backend(searcher)} if searcher else BACKENDS)
     done, _ = driver.trajectories(make_jobs(problems, rollouts), params, KEY, lambda line: None)
     assert len(engine.scheduler.free_slots) == engine.scheduler.settings.slots
     return done
@@ -168,7 +169,7 @@ def test_workflows_may_be_added_while_others_run(engine, params):
         if job.number < 3:
             queue.append(Job(job.number + 1, PROBLEMS[0]))
 
-    RolloutDriver(engine, TOKENIZER, two_turns, TinyIndex(PASSAGES)).run(queue, params, KEY, on_end)
+    RolloutDriver(engine, TOKENIZER, two_turns, BACKENDS).run(queue, params, KEY, on_end)
     assert numbers == [0, 1, 2, 3]
 
 
@@ -246,7 +247,7 @@ def test_evaluation_on_the_engine_of_training_leaves_nothing_in_memory(
 ):
     """Greedy and sampled contexts share one engine; its cache can be given up and taken again without compiling."""
     engine = Engine(NANO, SETTINGS, TOKENIZER.stop_ids, one_device)
-    training = RolloutDriver(engine, TOKENIZER, two_turns, TinyIndex(PASSAGES))
+    training = RolloutDriver(engine, TOKENIZER, two_turns, BACKENDS)
     evaluation, jobs = replace(training, sampling=SamplingParams(temperature=0.0)), make_jobs(PROBLEMS, 2)
 
     def texts(driver, key):

@@ -69,8 +69,9 @@ def good(problem):
     return Outcome(StopReason.ANSWERED)
 
 
-def run_rollouts(engine, params, workflow, searcher=None, **settings):
-    driver = RolloutDriver(engine, TOKENIZER, workflow, searcher or TinyIndex(PASSAGES), **settings)
+def run_rollouts(engine, params, workflow, searcher=None, **limits):
+    backends = {"": tool_executor.search_backend(searcher or TinyIndex(PASSAGES), **limits)}
+    driver = RolloutDriver(engine, TOKENIZER, workflow, backends)
     done, _ = driver.trajectories(make_jobs(PROBLEMS, 2), params, KEY, lambda line: None)
     assert len(engine.scheduler.free_slots) == SETTINGS.slots
     return done
@@ -183,8 +184,7 @@ def test_searches_wait_for_the_end_of_an_outage(engine, params, fault_free, monk
     """No trajectory is lost, and no slot is refilled with one that would be lost too."""
     monkeypatch.setattr(tool_executor, "OUTAGE_PAUSE", 0.01)
     searcher = Outage()
-    limits = {"max_search_outage": 60.0, "concurrent_searches": 4}
-    trajectories = run_rollouts(engine, params, good, searcher, **limits)
+    trajectories = run_rollouts(engine, params, good, searcher, max_outage=60.0, max_concurrency=4)
     assert searcher.calls > 40
     for trajectory, expected in zip(trajectories, fault_free, strict=True):
         assert_same(trajectory, expected)
@@ -218,7 +218,7 @@ def test_an_answer_from_before_an_outage_blames_no_request(monkeypatch):
 
 def test_an_outage_that_lasts_loses_trajectories(engine, params, monkeypatch):
     monkeypatch.setattr(tool_executor, "OUTAGE_PAUSE", 0.01)
-    trajectories = run_rollouts(engine, params, good, DownIndex(PASSAGES), max_search_outage=0.05)
+    trajectories = run_rollouts(engine, params, good, DownIndex(PASSAGES), max_outage=0.05)
     assert {trajectory.outcome.stop for trajectory in trajectories} == {StopReason.SEARCH_FAILED}
 
 
@@ -229,7 +229,7 @@ class DownIndex(TinyIndex):
 
 def test_a_request_that_alone_fails_does_not_wait_for_the_end_of_an_outage(engine, params, fault_free, monkeypatch):
     monkeypatch.setattr(tool_executor, "OUTAGE_PAUSE", 0.01)
-    trajectories = run_rollouts(engine, params, good, SometimesBroken(PASSAGES), max_search_outage=1e9)
+    trajectories = run_rollouts(engine, params, good, SometimesBroken(PASSAGES), max_outage=1e9)
     assert_only_bad_problem_stopped(trajectories, fault_free, StopReason.SEARCH_FAILED)
 
 
@@ -243,7 +243,7 @@ class SometimesHanging(TinyIndex):
 
 
 def test_a_hanging_search_times_out_for_its_trajectory_only(engine, params, fault_free):
-    trajectories = run_rollouts(engine, params, good, SometimesHanging(PASSAGES), search_timeout=0.2)
+    trajectories = run_rollouts(engine, params, good, SometimesHanging(PASSAGES), timeout=0.2)
     assert_only_bad_problem_stopped(trajectories, fault_free, StopReason.SEARCH_FAILED)
     assert trajectories[4].outcome.error == "TimeoutError: no answer in 0.2 s"
 
@@ -279,7 +279,7 @@ def test_slots_are_freed_when_the_caller_stops_early(engine, params, fault_free)
     def on_end(job, ended):
         raise Interrupted
 
-    driver = RolloutDriver(engine, TOKENIZER, good, TinyIndex(PASSAGES))
+    driver = RolloutDriver(engine, TOKENIZER, good)
     with pytest.raises(Interrupted):
         driver.run(make_jobs(PROBLEMS, 2), params, KEY, on_end)
     assert len(engine.scheduler.free_slots) == SETTINGS.slots
