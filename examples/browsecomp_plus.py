@@ -51,13 +51,8 @@ def read_questions(file: Path, qrels: Path) -> Iterator[dict[str, Any]]:
         if query not in relevant:
             raise ValueError(f"{qrels}: has no document for question {query}")
         metadata = {"source": "browsecomp_plus", "supporting_ids": relevant[query]}
-        answers = [text_field(where, row, "answer")]
-        yield {
-            "id": query,
-            "question": text_field(where, row, "query"),
-            "golden_answers": answers,
-            "metadata": metadata,
-        }
+        question, answer = (text_field(where, row, name) for name in ("query", "answer"))
+        yield {"id": query, "question": question, "golden_answers": [answer], "metadata": metadata}
 
 
 def read_documents(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:

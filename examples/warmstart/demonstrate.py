@@ -74,9 +74,7 @@ def write(folder: Path, step: int, demonstrations: Iterable[ScoredTrajectory]) -
     for number, one in enumerate(demonstrations):
         problem = replace(one.trajectory.problem, id=f"{step}/{number}/{one.trajectory.problem.id}")
         numbered.append(replace(one, trajectory=replace(one.trajectory, problem=problem)))
-    path = step_path(folder, step)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, compress_trajectories(numbered))
+    atomic_write(step_path(folder, step), compress_trajectories(numbered))
 
 
 if __name__ == "__main__":

@@ -22,16 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from examples.warmstart.record import (
-    HELD_OUT_SEED,
-    copies,
-    decisions,
-    demonstrate,
-    encode_reply,
-    open_run,
-    step_seed,
-    task,
-)
+from examples.warmstart.record import HELD_OUT_SEED, copies, decisions, demonstrate, encode_reply, step_seed, task
+from memsearcher_jax.config import agent_of
 from memsearcher_jax.data.synthetic.encyclopedia import Encyclopedia, make_encyclopedia
 from memsearcher_jax.data.synthetic.relations import noun_phrase
 from memsearcher_jax.retrieval.search import open_searcher
@@ -213,11 +205,11 @@ class Tasks:
         """Demonstrations of 28 random questions under "", and of 12 with each other workflow under "NAME/"."""
         config, demonstrations = self.run.config, {}
         for name in ("", *OTHER_WORKFLOWS.get(config.agent.workflow, ())):
-            other = replace(config, agent=replace(config.agent, workflow=name or config.agent.workflow))
-            rng = named_rng(config.seed, f"demonstrate {other.agent.workflow}", number)
+            workflow = name or config.agent.workflow
+            rng = named_rng(config.seed, f"demonstrate {workflow}", number)
             problems = self._random_problems(rng, 12 if name else 28)
-            run = replace(open_run(other), searcher=self.run.searcher)
-            make_policy = partial(self.policy, errors, rng, workflow=other.agent.workflow)
+            run = replace(self.run, agent=agent_of(replace(config, agent=replace(config.agent, workflow=workflow))))
+            make_policy = partial(self.policy, errors, rng, workflow=workflow)
             demonstrations[name and f"{name}/"] = demonstrate(run, problems, make_policy)
         return demonstrations
 
