@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pyrsistent import PMap, PVector, pmap, pvector
+from pyrsistent import PBag, PVector, pbag, pvector
 
 from memsearcher_jax.types import TokenCounter
 
@@ -81,7 +81,7 @@ class Memory:
     core_tokens: int = 0
     semantic: PVector[Item] = field(default_factory=pvector)  # oldest first, and so ordered by id
     episodic: PVector[Item] = field(default_factory=pvector)
-    contents: PMap[tuple[Store, Json], int] = field(default_factory=lambda: pmap())  # items per content
+    contents: PBag[tuple[Store, Json]] = field(default_factory=lambda: pbag(()))  # those of all items
     next_id: int = 0
     core_budget: int = 512  # tokens
     enabled: frozenset[Store] = frozenset(Store)
@@ -149,11 +149,10 @@ class Memory:
         self, store: Store, items: PVector[Item], removed: Item | None = None, added: Item | None = None
     ) -> Memory:
         contents = self.contents
-        for item, change in ((removed, -1), (added, 1)):
-            if item is not None:
-                key = store, _content_key(item.content)
-                count = contents.get(key, 0) + change
-                contents = contents.set(key, count) if count else contents.remove(key)
+        if removed:
+            contents = contents.remove((store, _content_key(removed.content)))
+        if added:
+            contents = contents.add((store, _content_key(added.content)))
         return replace(self, contents=contents, **{store.value: items})
 
 
