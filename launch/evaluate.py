@@ -21,7 +21,6 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,12 +34,11 @@ from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.launch import cli, job_output, outputs, preconditions
 from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.logs.progress import Progress
-from memsearcher_jax.logs.run_facts import PAGE, RESULTS_FILE, WEIGHTS_FILE
+from memsearcher_jax.logs.run_facts import RESULTS_FILE, WEIGHTS_FILE
 from memsearcher_jax.ranges import JoinSeconds
 from memsearcher_jax.report.evaluation import show_results, summarize_evaluation
-from memsearcher_jax.report.page.html import write_page
 from memsearcher_jax.runtime import hub, preemption
-from memsearcher_jax.runtime.inputs import check_inputs, keep_inputs, read_inputs, with_own_inputs
+from memsearcher_jax.runtime.inputs import keep_inputs, with_own_inputs
 from memsearcher_jax.runtime.run_dir import open_run_folder, read_run_config
 from memsearcher_jax.types import TrajectorySummary
 
@@ -138,21 +136,22 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
                 f"{out} evaluates step {stored.get('step')} of {stored.get('checkpoint')}, whose newest checkpoint is "
                 f"now step {weights['step']}: start another evaluation"
             )
-        if resume:
-            for line in check_inputs(read_inputs(out), out, config, weights["step"], weights=True):
-                print(f"{out}: {line}", file=sys.stderr)
         settings = with_own_inputs(out, config) if resume else config
         index = preconditions.reusable_index(config)
         begin("opening the model's files, the questions and the index")
         run = hosts.in_turn(lambda: setup.prepare(settings, out, training=False, index=index))
-        folder, problems = out / "trajectories", evaluation.evaluation_problems(run)
+        folder, problems = out / "trajectories", run.problems.test
+        if hosts.first:
+            outputs.write_json(out / WEIGHTS_FILE, weights)
+            for line in keep_inputs(out, config, weights["step"])[1]:
+                print(f"{out}: {line}", file=sys.stderr)
         asks_judge = config.judge.backend == "openai" and not run.agent.needs_completers
         if asks_judge:
             answer_judge.open_judge(config.judge)  # an error is found before the questions are answered
         evaluation.drop_lost_trajectories(folder, hosts)
         done = evaluation.read_summaries(folder, problems)
         # Lost rows of other hosts count as missing on every host, whether they are removed yet or not.
-        answered = [id for id in done if not done[id].stop.is_fault]
+        answered = {id for id in done if not done[id].stop.is_fault}
         jobs = evaluation.missing_jobs(problems, answered, hosts)
         # All hosts load weights together, even those without jobs, before any of them starts to sample.
         if jobs or (hosts.count > 1 and len(answered) < len(problems)):
@@ -165,9 +164,7 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
             if len(answered) < len(problems):
                 (out / RESULTS_FILE).unlink(missing_ok=True)  # of the evaluation that lost these questions
             if not resume:
-                outputs.write_json(out / WEIGHTS_FILE, weights)
                 open_run_folder(out, config, run.tokenizer.folder)
-            keep_inputs(out, config, weights["step"])
         hosts.barrier("the output directory exists")
     if jobs:
         total = len(range(hosts.index, len(problems), hosts.count))
@@ -215,8 +212,7 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
     # Last: everything is written, should this fail.
     show_results(result, Console())
     answered_by = f"{result['questions']} questions answered by {config.model.path}"
-    page = f"; read {out / PAGE}" if outputs.report_written(partial(write_page, out, out / PAGE), out) else ""
-    print(f"{out}: {answered_by}; results in {out / RESULTS_FILE}{page}")
+    print(f"{out}: {answered_by}; results in {out / RESULTS_FILE}{job_output.write_report(out, out)}")
     if lost:
         print(f"{out}: {lost} questions were lost to faults and enter no score; --resume asks them again")
 

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memsearcher_jax.launch import cli, outputs, preconditions
+from memsearcher_jax.launch.activity import announced
+from memsearcher_jax.logs.metrics import METRICS_FILE, read_metrics
+from memsearcher_jax.logs.progress import format_metrics
+from memsearcher_jax.logs.run_facts import PAGE, RESULTS_FILE
+from memsearcher_jax.report.page.html import MAX_TRAJECTORIES, write_page
+from memsearcher_jax.report.plots import CURVES_FILE, training_curves
+from memsearcher_jax.runtime.ending import RunEnded
 from memsearcher_jax.runtime.inputs import COPIES, INPUTS_FILE
 from memsearcher_jax.runtime.remote_dir import RemoteDir, check_address
 from memsearcher_jax.runtime.run_dir import CHECKPOINTS, INDEX, RUN_FILE, TOKENIZER, is_run
 
 if TYPE_CHECKING:
     from memsearcher_jax.runtime.distributed import Hosts
+
+REPORT_TRAJECTORIES = 1_000  # in the report that training writes; launch/report.py writes larger ones
 
 
 @dataclass(frozen=True)
@@ -83,3 +94,51 @@ def open_output(
         job.enter_context(outputs.output_lock(out, wait=wait))
         return out
     return startup.enter_context(outputs.new_output_dir(out, kind, locks=job))
+
+
+@contextlib.contextmanager
+def way_on(place: object) -> Iterator[None]:
+    """Around the training of a run in `place`: says how to continue it, if it ends early."""
+    with cli.one_line_errors(f"the checkpoints in {place} are intact; fix the error and rerun with --resume"):
+        try:
+            yield
+        except RunEnded as end:
+            raise RunEnded(end.reason, f"{end}; continue with --resume --out {place}") from None
+
+
+def finish(flags: cli.Command, out: Path, place: object, steps: int, remote: RemoteDir | None = None) -> None:
+    """Writes the report and the results of a trained run in `out`, which mirrors `remote` if there is one."""
+    with cli.one_line_errors():
+        if remote:
+            per_step = flags.run.rl.prompts_per_step * flags.run.rl.group_size
+            remote.fetch_trajectories(REPORT_TRAJECTORIES // per_step + 1)
+        page = write_report(out, place, REPORT_TRAJECTORIES)
+        metrics = read_metrics(out / METRICS_FILE)
+        outputs.write_json(out / RESULTS_FILE, {"steps": len(metrics)})  # last: `has_ended`
+        if remote:
+            remote.send()
+    show_result(flags, out, place, f"step {steps} done, {format_metrics(metrics[-1])}{page}")
+
+
+def show_result(flags: cli.Command, out: Path, place: object, line: str) -> None:
+    """Prints a line about a trained run, and writes its metrics for --json."""
+    outputs.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / METRICS_FILE)})
+    print(f"{place}: {line}")
+
+
+def write_report(out: Path, place: object, max_trajectories: int = MAX_TRAJECTORIES) -> str:
+    """Writes the page of a run that has ended, and the learning curves of one that trained; says where to read it.
+
+    "" if it fails, which does not fail the run: whatever is wrong with what the page shows, the results are written.
+    """
+    try:
+        with announced("writing the report"):
+            if (out / METRICS_FILE).is_file():
+                training_curves(out / METRICS_FILE, out / CURVES_FILE)
+            write_page(out, out / PAGE, max_trajectories=max_trajectories)
+    except Exception as error:
+        reason = outputs.printable(f"{type(error).__name__}: {error}")
+        line = f"{place}: no report ({reason}); once that is fixed: launch/report.py {place}"
+        print(line, file=sys.stderr, flush=True)
+        return ""
+    return f"; read {place}/{PAGE}"

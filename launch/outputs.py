@@ -6,15 +6,13 @@ import contextlib
 import json
 import os
 import shutil
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from memsearcher_jax import file_lock
 from memsearcher_jax.jsonl import encode_floats
-from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.run_facts import WEIGHTS_FILE
 from memsearcher_jax.runtime.inputs import COPIES, INPUTS_FILE
@@ -96,19 +94,6 @@ def write_json(file: Path | None, result: dict[str, Any]) -> None:
     if file:
         text = json.dumps(encode_floats(result), indent=2, ensure_ascii=False, allow_nan=False)
         atomic_write(file, f"{text}\n".encode(errors="replace"))
-
-
-def report_written(write: Callable[[], object], place: object) -> bool:
-    """Writes the report of a run that has ended, and returns whether it is there: its failure does not fail the run."""
-    try:
-        with announced("writing the report"):
-            write()
-    except Exception as error:  # whatever is wrong with what it shows, the results are written
-        reason = printable(f"{type(error).__name__}: {error}")
-        line = f"{place}: no report ({reason}); once that is fixed: launch/report.py {place}"
-        print(line, file=sys.stderr, flush=True)
-        return False
-    return True
 
 
 def printable(message: object) -> str:

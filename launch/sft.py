@@ -15,15 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memsearcher_jax.config import agent_of, differences, to_dict
-from memsearcher_jax.launch import cli, job_output, outputs
+from memsearcher_jax.launch import cli, job_output
 from memsearcher_jax.launch.activity import announced
-from memsearcher_jax.launch.tpu_train import finish
 from memsearcher_jax.logs import trackers
-from memsearcher_jax.logs.metrics import METRICS_FILE, MetricsWriter, read_metrics
-from memsearcher_jax.logs.progress import Progress, format_metrics
-from memsearcher_jax.logs.run_facts import PAGE, has_ended
+from memsearcher_jax.logs.metrics import MetricsWriter
+from memsearcher_jax.logs.progress import Progress
+from memsearcher_jax.logs.run_facts import has_ended
 from memsearcher_jax.runtime import hub, load_weights, preemption
-from memsearcher_jax.runtime.inputs import check_inputs, keep_inputs, read_inputs, with_own_inputs
+from memsearcher_jax.runtime.inputs import keep_inputs, with_own_inputs
 from memsearcher_jax.runtime.run_dir import open_run_folder, read_run_config
 
 
@@ -71,16 +70,14 @@ def main(argv: Sequence[str], progress_type: type[Progress] = Progress) -> None:
             state, meta = train.open_state(run, data, out if flags.resume else None)
             done = state.step
             if done >= data.steps and has_ended(out):
-                print(f"{out}: step {done} of {data.steps} is already done; raise --sft.epochs to continue")
-                outputs.write_json(flags.json, {"run": str(out), "metrics": read_metrics(out / METRICS_FILE)})
+                line = f"step {done} of {data.steps} is already done; raise --sft.epochs to continue"
+                job_output.show_result(flags, out, out, line)
                 return
             changes = differences(read_run_config(out), config) if flags.resume else []
-            lines = [f"{name} changed: {then!r} -> {now!r}" for name, then, now in changes]
-            is_base = bool(local.model.lora_rank)  # other weights in model.path are not read again
-            lines += check_inputs(read_inputs(out), out, config, meta["initial_step"], weights=is_base)
-            for line in lines:
+            reads_weights = done == 0 or bool(local.model.lora_rank)
+            _, notes = keep_inputs(out, config, meta["initial_step"], weights=reads_weights)
+            for line in [f"{name} changed: {then!r} -> {now!r}" for name, then, now in changes] + notes:
                 print(f"{out}: {line}", file=sys.stderr)
-            keep_inputs(out, config, meta["initial_step"])
             open_run_folder(out, config, tokenizer.folder)
             resume_step = done if flags.resume else None
             writer = MetricsWriter(out, resume_step=resume_step, trackers=config.rl.trackers, settings=to_dict(config))
@@ -88,14 +85,7 @@ def main(argv: Sequence[str], progress_type: type[Progress] = Progress) -> None:
             for reason, count in data.left_out.items():
                 if count:
                     print(f"{out}: left out {count:,} {reason}", file=sys.stderr)
-        with (
-            cli.one_line_errors(f"the checkpoints in {out} are intact; fix the error and rerun with --resume"),
-            writer,
-            progress_type("sft", data.steps, done=done) as progress,
-        ):
+        with job_output.way_on(out), writer, progress_type("sft", data.steps, done=done) as progress:
             hosts.training.set()
             train.train(state, data, meta, out, writer, progress, hosts)
-        hint = f"; read {out / PAGE}" if finish(out, out, None, config.rl) else ""
-        metrics = read_metrics(out / METRICS_FILE)
-        outputs.write_json(flags.json, {"run": str(out), "metrics": metrics})
-        print(f"{out}: step {data.steps} done, {format_metrics(metrics[-1])}{hint}")
+        job_output.finish(flags, out, out, data.steps)

@@ -25,22 +25,17 @@ from memsearcher_jax.config import to_dict
 from memsearcher_jax.launch import cli, job_output, outputs, preconditions
 from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.logs import trackers
-from memsearcher_jax.logs.metrics import METRICS_FILE, MetricsWriter, read_metrics
-from memsearcher_jax.logs.progress import Progress, format_metrics
-from memsearcher_jax.logs.run_facts import PAGE, RESULTS_FILE, has_ended
+from memsearcher_jax.logs.metrics import MetricsWriter
+from memsearcher_jax.logs.progress import Progress
+from memsearcher_jax.logs.run_facts import has_ended
 from memsearcher_jax.ranges import JoinSeconds
-from memsearcher_jax.report.page.html import write_page
-from memsearcher_jax.report.plots import CURVES_FILE, training_curves
-from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.runtime import preemption
-from memsearcher_jax.runtime.ending import RunEnded
-from memsearcher_jax.runtime.inputs import check_inputs, keep_inputs, read_inputs, with_own_inputs
+from memsearcher_jax.runtime.inputs import keep_inputs, with_own_inputs
 from memsearcher_jax.runtime.remote_dir import RemoteDir, UploadingWriter
 from memsearcher_jax.runtime.run_dir import checkpoints_of, open_run_folder
 from memsearcher_jax.training.config import learning_rate_plan
 
 RESTART_SECONDS = 120.0  # in which the processes of the previous attempt of a job must end
-REPORT_TRAJECTORIES = 1_000  # in the report written at the end; launch/report.py writes larger ones
 
 
 @dataclass(frozen=True)
@@ -103,8 +98,8 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             if done is not None and done >= steps and ended and any(ended[0]):
                 require_trained(out, "position", checkpoint.run_meta(checkpoints_of(out), run.config.model))
                 if hosts.first:
-                    print(f"{place}: step {done} of {steps} is already done; raise --rl.steps to continue")
-                    outputs.write_json(flags.json, {"run": str(place), "metrics": read_metrics(out / METRICS_FILE)})
+                    line = f"step {done} of {steps} is already done; raise --rl.steps to continue"
+                    job_output.show_result(flags, out, place, line)
                 return
             check_step(flags.profile, done or 0, steps)
             begin("loading the weights")
@@ -113,12 +108,10 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             writer = None
             if hosts.first:
                 preconditions.print_skipped(run.problems)
-                lines = [f"{name} changed: {then!r} -> {now!r}" for name, then, now in start.changed]
-                lines += check_inputs(read_inputs(out), out, config, start.initial_step, weights=weights)
-                for line in lines:
+                inputs, notes = keep_inputs(out, config, start.initial_step, weights=weights)
+                start = replace(start, inputs=inputs)
+                for line in [f"{name} changed: {then!r} -> {now!r}" for name, then, now in start.changed] + notes:
                     print(f"{place}: {line}", file=sys.stderr)
-                kept = keep_inputs(out, config, start.initial_step)
-                start = replace(start, inputs=kept.hashes)
                 open_run_folder(out, config, run.tokenizer.folder)
                 tracking = {
                     "resume_step": state.step if flags.resume else None,
@@ -136,40 +129,8 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
                     correction = cap if config.training.tis_cap else "the clipped ratio alone corrects"
                     print(f"{place}: the sampler rounds to int8; {correction} for it", file=sys.stderr)
         bar = progress_type(preemption.label(hosts, "train"), steps, done=state.step)
-        with (
-            cli.one_line_errors(f"the checkpoints in {place} are intact; fix the error and rerun with --resume"),
-            writer or contextlib.nullcontext(),
-            bar as progress,
-        ):
+        with job_output.way_on(place), writer or contextlib.nullcontext(), bar as progress:
             hosts.training.set()
-            try:
-                train_run(state, start, collector, out, writer, progress, flags.profile)
-            except RunEnded as end:
-                raise RunEnded(end.reason, f"{end}; continue with --resume --out {place}") from None
+            train_run(state, start, collector, out, writer, progress, flags.profile)
         if hosts.first:
-            hint = f"; read {place}/{PAGE}" if finish(out, place, remote, config.rl) else ""
-            metrics = read_metrics(out / METRICS_FILE)
-            outputs.write_json(flags.json, {"run": str(place), "metrics": metrics})
-            print(f"{place}: step {steps} done, {format_metrics(metrics[-1])}{hint}")
-
-
-def finish(out: Path, place: object, remote: RemoteDir | None, settings: RLConfig) -> bool:
-    """Writes the report and the results of a trained run; returns whether there is a report."""
-    with cli.one_line_errors():
-        if remote:
-            remote.fetch_trajectories(REPORT_TRAJECTORIES // (settings.prompts_per_step * settings.group_size) + 1)
-        reported = write_report(out, place)
-        outputs.write_json(out / RESULTS_FILE, {"steps": len(read_metrics(out / METRICS_FILE))})  # last: `has_ended`
-        if remote:
-            remote.send()
-    return reported
-
-
-def write_report(out: Path, place: object) -> bool:
-    """Writes the learning curves and the page of a trained run; returns whether there is a page."""
-
-    def write() -> None:
-        training_curves(out / METRICS_FILE, out / CURVES_FILE)
-        write_page(out, out / PAGE, max_trajectories=REPORT_TRAJECTORIES)
-
-    return outputs.report_written(write, place)
+            job_output.finish(flags, out, place, steps, remote)

@@ -17,7 +17,7 @@ import hashlib
 import json
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -56,13 +56,19 @@ def read_inputs(folder: Path) -> Inputs:
         raise ValueError(f"{file} is damaged ({error}): restore it, or start a new run") from error
 
 
-def keep_inputs(folder: Path, config: RunConfig, step: int | None) -> Inputs:
+def keep_inputs(
+    folder: Path, config: RunConfig, step: int | None, *, weights: bool = True
+) -> tuple[dict[str, str], list[str]]:
     """Copies the templates and question files of a run that starts or goes on in `folder`, and writes inputs.json.
 
     What the run has been given before stays as it was then. `step`: of the checkpoint in model.path, if that is a run.
+    `weights`: whether those in model.path and model.adapter are read. Returns the hashes of all inputs, and a line for
+    each that has changed and is read from its copy. Raises ValueError for an input that has changed and of which there
+    is no copy, or whose copy has changed.
     """
     earlier = read_inputs(folder) if is_run(folder) else Inputs()  # and not those of a start that was killed
-    copies = dict(earlier.copies)
+    hashes = input_hashes(config, step, weights=weights)
+    notes, copies = _check(earlier, folder, config, hashes), dict(earlier.copies)
     for original, files in _small_inputs(config).items():
         if original in copies:
             continue
@@ -76,9 +82,26 @@ def keep_inputs(folder: Path, config: RunConfig, step: int | None) -> Inputs:
         copies[config.retrieval.corpus] = INDEX
     program = _program()
     programs = [*earlier.program, program] if program not in earlier.program else earlier.program
-    inputs = Inputs(input_hashes(config, step) | earlier.hashes, copies, programs)
+    inputs = Inputs(hashes | earlier.hashes, copies, programs)
     atomic_write(folder / INPUTS_FILE, (json.dumps(vars(inputs), indent=2) + "\n").encode())
-    return inputs
+    return inputs.hashes, notes
+
+
+def _check(stored: Inputs, folder: Path, config: RunConfig, now: Mapping[str, str]) -> list[str]:
+    """Compares the inputs with their hashes `now`, as `keep_inputs` does before it writes."""
+    notes, own = [], with_own_inputs(folder, config)
+    read = _small_inputs(own)
+    for original, earlier in stored.hashes.items():
+        copy = folder / stored.copies.get(original, "")
+        kept = str(copy.absolute())
+        if kept in read and fingerprint(read[kept].values()) != earlier:
+            raise ValueError(f"{copy} was changed: restore it, or start a new run")
+        if kept in read or kept == own.retrieval.index:
+            if now.get(original, "") != earlier:
+                notes.append(f"{original} has changed since the run began, which goes on with its own copy")
+        elif earlier and now.get(original, earlier) != earlier:
+            raise ValueError(f"{original} has changed since the run in {folder} began: restore it, or start a new run")
+    return notes
 
 
 def with_own_inputs(folder: Path, config: RunConfig) -> RunConfig:
@@ -142,27 +165,6 @@ def input_hashes(config: RunConfig, step: int | None = None, *, weights: bool = 
         if path and not hub.is_repository(path):  # a repository is named with its commit
             hashes[name] = weights_hash(path, step if name == "model.path" else None)
     return hashes
-
-
-def check_inputs(stored: Inputs, folder: Path, config: RunConfig, step: int | None, *, weights: bool) -> list[str]:
-    """Verifies what a resumed run reads, and returns a line for each input that has changed and is read from its copy.
-
-    `weights`: whether model.path and model.adapter are read. Raises ValueError for an input that has changed and of
-    which there is no copy, or whose copy has changed.
-    """
-    notes, own = [], with_own_inputs(folder, config)
-    now, read = input_hashes(config, step, weights=weights), _small_inputs(own)
-    for original, earlier in stored.hashes.items():
-        copy = folder / stored.copies.get(original, "")
-        kept = str(copy.absolute())
-        if kept in read and fingerprint(read[kept].values()) != earlier:
-            raise ValueError(f"{copy} was changed: restore it, or start a new run")
-        if kept in read or kept == own.retrieval.index:
-            if now.get(original, "") != earlier:
-                notes.append(f"{original} has changed since the run began, which goes on with its own copy")
-        elif earlier and now.get(original, earlier) != earlier:
-            raise ValueError(f"{original} has changed since the run in {folder} began: restore it, or start a new run")
-    return notes
 
 
 def fingerprint(files: Iterable[Path]) -> str:

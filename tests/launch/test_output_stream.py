@@ -85,10 +85,10 @@ def test_error_lines_escape_control_characters_and_arguments_are_utf8(refused, t
 
 
 def test_a_failing_report_does_not_fail_the_run(tmp_path, capsys):
-    from memsearcher_jax.launch import tpu_train
+    from memsearcher_jax.launch import job_output
 
     (tmp_path / "metrics.jsonl").write_text("damaged\x1b\n")
-    tpu_train.write_report(tmp_path, tmp_path)
+    assert job_output.write_report(tmp_path, tmp_path) == ""
     line = capsys.readouterr().err
     assert line.startswith(f"{tmp_path}: no report (")
     assert line.endswith(f"launch/report.py {tmp_path}\n")

@@ -10,7 +10,6 @@ from memsearcher_jax.config import RunConfig, with_settings
 from memsearcher_jax.launch import cli
 from memsearcher_jax.runtime import inputs
 from memsearcher_jax.runtime.inputs import (
-    check_inputs,
     fingerprint,
     input_hashes,
     keep_inputs,
@@ -54,8 +53,7 @@ def test_a_run_goes_on_with_its_own_copies_and_says_so(change, given, run, tmp_p
     for file in [file for file in (tmp_path / "given").rglob("*.*") if file.suffix != ".safetensors"]:
         file.unlink() if change == "remove" else file.write_text("edited")
     for _ in range(2):
-        assert len(check_inputs(inputs.read_inputs(run), run, given, None, weights=True)) == 4
-        keep_inputs(run, given, None)
+        assert len(keep_inputs(run, given, None)[1]) == 4
     run = run.rename(tmp_path / "moved")
     own = with_own_inputs(run, given)
     root = Path(own.data.root)
@@ -69,22 +67,21 @@ def test_a_run_goes_on_with_its_own_copies_and_says_so(change, given, run, tmp_p
 def test_a_run_without_its_index_reads_its_corpus_which_must_be_the_same(given, run):
     (run / "index" / "manifest.json").unlink()
     assert with_own_inputs(run, given).retrieval == given.retrieval
-    assert check_inputs(inputs.read_inputs(run), run, given, None, weights=True) == []
+    assert keep_inputs(run, given, None)[1] == []
     Path(given.retrieval.corpus).write_text("edited")
     with pytest.raises(ValueError, match=r"corpus\.jsonl has changed since the run in"):
-        check_inputs(inputs.read_inputs(run), run, given, None, weights=True)
+        keep_inputs(run, given, None)
 
 
 def test_a_start_that_was_killed_leaves_no_inputs_to_the_next(given, run):
     (run / "run.json").unlink()
     Path(given.data.test[0]).write_text("edited")
-    keep_inputs(run, given, None)
+    assert keep_inputs(run, given, None)[1] == []
     assert Path(with_own_inputs(run, given).data.test[0]).read_text() == "edited"
-    assert check_inputs(inputs.read_inputs(run), run, given, None, weights=True) == []
 
 
 def test_nothing_is_said_of_what_has_not_changed(given, run):
-    assert check_inputs(inputs.read_inputs(run), run, given, None, weights=True) == []
+    assert keep_inputs(run, given, None)[1] == []
     assert with_own_inputs(run.parent, given) == given, "a folder without inputs.json"
 
 
@@ -100,13 +97,12 @@ def test_each_setting_names_its_code_again_also_that_of_one_file(code, given, ru
 def test_changed_weights_and_changed_copies_are_errors(given, run, tmp_path):
     weights = tmp_path / "given" / "weights" / "model.safetensors"
     weights.write_text("others")
-    stored = inputs.read_inputs(run)
-    assert check_inputs(stored, run, given, None, weights=False) == [], "they are not read"
+    assert keep_inputs(run, given, None, weights=False)[1] == [], "they are not read"
     with pytest.raises(ValueError, match=r"model\.path has changed since the run in .* restore it, or start a new run"):
-        check_inputs(stored, run, given, None, weights=True)
+        keep_inputs(run, given, None)
     next((run / "inputs").rglob("system.txt")).write_text("edited")
     with pytest.raises(ValueError, match=r"run/inputs/\w+ was changed: restore it"):
-        check_inputs(stored, run, given, None, weights=False)
+        keep_inputs(run, given, None, weights=False)
 
 
 def test_hashes_name_every_input(given, tmp_path):
@@ -129,11 +125,12 @@ def test_a_resumed_run_keeps_earlier_programs(tmp_path, monkeypatch):
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()  # "" outside a checkout
     assert inputs._commit(tmp_path) == "", "an installed program has a version alone"
     write_run_config(tmp_path, RunConfig())
-    first = keep_inputs(tmp_path, RunConfig(), None)
-    assert [one["commit"].removesuffix("+changes") for one in first.program] == [commit]
+    keep_inputs(tmp_path, RunConfig(), None)
+    assert [one["commit"].removesuffix("+changes") for one in inputs.read_inputs(tmp_path).program] == [commit]
     monkeypatch.setattr(inputs, "_program", lambda: {"version": "9", "commit": "c"})
     for _ in range(2):
-        assert [one["commit"] for one in keep_inputs(tmp_path, RunConfig(), None).program][1:] == ["c"]
+        keep_inputs(tmp_path, RunConfig(), None)
+        assert [one["commit"] for one in inputs.read_inputs(tmp_path).program][1:] == ["c"]
     (tmp_path / "inputs.json").write_text("{")
     with pytest.raises(ValueError, match=r"inputs\.json"):
         inputs.read_inputs(tmp_path)
