@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from memsearcher_jax.rl.metrics import Metrics, trajectory_metrics
 from memsearcher_jax.rl.recovery import Recovery
 from memsearcher_jax.rl.rewards import RewardFn
 from memsearcher_jax.rl.rollout import Job, Params, Rollout, RolloutDriver, make_jobs
-from memsearcher_jax.rl.setup import Run, select_test_problems
+from memsearcher_jax.rl.setup import Run
 from memsearcher_jax.rl.state import RunState
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.runtime.rng import named_key
@@ -30,22 +30,15 @@ from memsearcher_jax.types import Problem, ScoredTrajectory, TrajectorySummary
 HOST_FILE = "host_{:04d}.jsonl.gz"  # trajectories of one host: one of HOST_FILES
 
 
-def evaluation_problems(run: Run) -> list[Problem]:
-    """The test problems that count: see `setup.select_test_problems`."""
-    return select_test_problems(run.problems.test, run.config.evaluation.max_questions)
-
-
 def evaluate(
     run: Run,
     driver: RolloutDriver,
     params: Params,
     notify: Callable[[str], None],
     reward_fn: RewardFn,
-    jobs: Sequence[Job] | None = None,
+    jobs: Sequence[Job],
 ) -> list[ScoredTrajectory]:
-    """One scored trajectory for each of the jobs, by default of `evaluation_problems(run)`, in order, all in memory."""
-    if jobs is None:
-        jobs = make_jobs(evaluation_problems(run), 1)
+    """One scored trajectory for each of the jobs, in order, all in memory."""
     key = evaluation_key(run)
     trajectories, _ = driver.trajectories(jobs, params, key, notify)
     driver.engine.release()  # rewards have the memory of the sampler's cache, as in training
@@ -81,7 +74,7 @@ class Evaluator:
 
     def evaluate(self, state: RunState, recovery: Recovery, timer: Timer) -> Metrics:
         """The test metrics of the weights. Raises RunEnded on all hosts if one is to stop, or if searches failed."""
-        jobs, batch = make_jobs(evaluation_problems(self.run), 1), None
+        jobs, batch = make_jobs(self.run.problems.test, 1), None
         jobs = [jobs[number] for number in self.hosts.share(len(jobs))]
         with self.hosts.guarded():
             self.hosts.check()
@@ -115,13 +108,14 @@ def drop_lost_trajectories(folder: Path, hosts: Hosts) -> None:
 
     Also removes an incomplete last line, left by a killed process. Raises ValueError if a file is damaged.
     """
-    for path in _own_files(folder, hosts):
-        clean_log(path, lambda scored: not scored.trajectory.outcome.stop.is_fault)
+    for path in sorted(folder.glob(HOST_FILES)):
+        # Only the host that a file belongs to may change it; earlier, there may have been more hosts.
+        if int(path.name[5:].partition(".")[0]) % hosts.count == hosts.index:
+            clean_log(path, lambda scored: not scored.trajectory.outcome.stop.is_fault)
 
 
-def missing_jobs(problems: Sequence[Problem], done: Collection[str], hosts: Hosts) -> list[Job]:
+def missing_jobs(problems: Sequence[Problem], done: Container[str], hosts: Hosts) -> list[Job]:
     """The jobs of this host, every `hosts.count`-th, whose questions' ids are not in `done`."""
-    done = frozenset(done)
     return [job for job in make_jobs(problems, 1)[hosts.index :: hosts.count] if job.problem.id not in done]
 
 
@@ -163,9 +157,3 @@ def evaluate_to_folder(
 def evaluation_key(run: Run) -> jax.Array:
     """The key for all draws of an evaluation."""
     return named_key(run.config.seed, "evaluate", 0)
-
-
-def _own_files(folder: Path, hosts: Hosts) -> list[Path]:
-    """The files that belong to this host, which alone may change them; earlier, there may have been more hosts."""
-    files = sorted(folder.glob(HOST_FILES))
-    return [path for path in files if int(path.name[5:].partition(".")[0]) % hosts.count == hosts.index]

@@ -174,7 +174,7 @@ def with_steps(config: RunConfig, problems: int) -> RunConfig:
 
 
 def open_problems(config: RunConfig, folder: Path, *, training: bool) -> ProblemSplits:
-    """The config's problems, stored in `folder`.
+    """The config's problems, stored in `folder`. Where they are evaluated, the test problems are only those that count.
 
     Raises ValueError if questions and passages do not belong together, or if required ones are missing.
     """
@@ -185,9 +185,9 @@ def open_problems(config: RunConfig, folder: Path, *, training: bool) -> Problem
     problems = data.load(config.data, folder)
     if training and not problems.train:
         raise ValueError("there are no questions to train on: set data.train to files of questions")
-    if not training or config.rl.evaluate_every:
-        select_test_problems(problems.test, config.evaluation.max_questions)
-    return problems
+    if training and not config.rl.evaluate_every:
+        return problems
+    return replace(problems, test=select_test_problems(problems.test, config.evaluation.max_questions))
 
 
 def select_test_problems(test: Sequence[Problem], max_questions: int) -> list[Problem]:

@@ -9,6 +9,7 @@ from memsearcher_jax.logs.trajectories import summarize_trajectory
 from memsearcher_jax.rl import setup, state
 from memsearcher_jax.rl.evaluate import evaluate
 from memsearcher_jax.rl.metrics import trajectory_metrics
+from memsearcher_jax.rl.rollout import make_jobs
 from memsearcher_jax.runtime import load_weights
 from memsearcher_jax.types import StopReason
 
@@ -42,7 +43,8 @@ def evaluated(preset, workspace):
     run = setup.prepare(preset, workspace, training=False)
     params = setup.publish(run, state.initial_params(run))
     reward_fn = state.open_reward_fn(run, evaluation=True)
-    scored = evaluate(run, setup.make_driver(run, evaluation=True), params, print, reward_fn)
+    jobs = make_jobs(run.problems.test, 1)
+    scored = evaluate(run, setup.make_driver(run, evaluation=True), params, print, reward_fn, jobs)
     return trajectory_metrics([summarize_trajectory(one) for one in scored], run.agent)
 
 

@@ -11,16 +11,15 @@ from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.memsearcher import MemSearcher
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.logs.trajectories import append_trajectory
-from memsearcher_jax.rl.config import EvaluationConfig
 from memsearcher_jax.rl.evaluate import (
     HOST_FILE,
     drop_lost_trajectories,
     evaluate,
     evaluate_to_folder,
-    evaluation_problems,
     missing_jobs,
     read_summaries,
 )
+from memsearcher_jax.rl.setup import select_test_problems
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.types import Outcome, Problem, StopReason, Trajectory, Turn
@@ -30,12 +29,6 @@ AGENT = MemSearcher(AgentConfig())
 
 def problem(id, source="", question="Who?"):
     return Problem(id, question, ("Ada",), {"source": source} if source else {})
-
-
-def run_of(*problems, questions=0):
-    config = RunConfig(evaluation=EvaluationConfig(max_questions=questions), sampling=SamplingConfig(slots=2))
-    agent = SimpleNamespace(needs_completers=True)
-    return SimpleNamespace(config=config, problems=SimpleNamespace(test=problems), agent=agent)
 
 
 def trajectory(problem, *contexts, turns=1, answer="Ada", stop=StopReason.ANSWERED):
@@ -51,13 +44,13 @@ def score(trajectory):
 
 def test_max_questions_limits_each_benchmark():
     mixed = [problem(f"{source}{n}", source) for source in ("nq", "popqa", "") for n in range(3)]
-    chosen = [problem.id for problem in evaluation_problems(run_of(*mixed, questions=2))]
+    chosen = [problem.id for problem in select_test_problems(mixed, 2)]
     assert chosen == [f"{source}{n}" for source in ("nq", "popqa", "") for n in range(2)]
-    assert evaluation_problems(run_of(*mixed)) == mixed
+    assert select_test_problems(mixed, 0) == mixed
     with pytest.raises(ValueError, match="there are no test questions"):
-        evaluation_problems(run_of())
+        select_test_problems([], 0)
     with pytest.raises(ValueError, match='two test questions have the id "q": evaluate the files'):
-        evaluation_problems(run_of(problem("q"), problem("q", question="Other?")))
+        select_test_problems([problem("q"), problem("q", question="Other?")], 0)
 
 
 @given(st.integers(0, 50), st.integers(1, 7))
@@ -86,13 +79,14 @@ def test_rewards_that_ask_an_answerer_have_the_memory_of_the_samplers_cache(in_c
     driver = SimpleNamespace(
         engine=engine, trajectories=lambda jobs, *_: ([trajectory(job.problem) for job in jobs], None)
     )
-    run = run_of(*map(problem, "pqr"))
+    config, problems = RunConfig(sampling=SamplingConfig(slots=2)), list(map(problem, "pqr"))
+    run = SimpleNamespace(config=config, agent=SimpleNamespace(needs_completers=True))
+    jobs, done = missing_jobs(problems, (), Hosts()), {}
     if in_chunks:
-        jobs, done = missing_jobs(evaluation_problems(run), (), Hosts()), {}
         evaluate_to_folder(run, driver, {}, jobs, tmp_path, Hosts(), reward_fn, done.__setitem__)
-        assert read_summaries(tmp_path, run.problems.test) == done
+        assert read_summaries(tmp_path, problems) == done
     else:
-        done = [one.trajectory.problem.id for one in evaluate(run, driver, {}, print, reward_fn)]
+        done = [one.trajectory.problem.id for one in evaluate(run, driver, {}, print, reward_fn, jobs)]
     assert list(done) == ["p", "q", "r"]
     assert events == ["release", "reward"] * (2 if in_chunks else 1)
 

@@ -18,7 +18,7 @@ from memsearcher_jax.logs.metrics import MetricsWriter, read_metrics
 from memsearcher_jax.logs.trajectories import read_trajectories, step_path
 from memsearcher_jax.rl import loop, recorder
 from memsearcher_jax.rl.collector import Collector
-from memsearcher_jax.rl.config import EvaluationConfig, RLConfig
+from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.dynamic_sampling import DynamicSampling
 from memsearcher_jax.rl.evaluate import Evaluator
 from memsearcher_jax.rl.metrics import RolloutStats
@@ -88,10 +88,11 @@ class Scripted:
         config = RunConfig(
             rl=RLConfig(steps=STEPS, prompts_per_step=2, group_size=2, checkpoint_every=100, **settings),
             health=health or HealthConfig(patience=2),
-            evaluation=EvaluationConfig(max_questions=3),
         )
         problems = tuple(Problem(f"q{number}", "Who?", ("a",)) for number in range(40))
-        run = SimpleNamespace(config=config, agent=MemSearcher(AgentConfig()), problems=SimpleNamespace(test=problems))
+        run = SimpleNamespace(
+            config=config, agent=MemSearcher(AgentConfig()), problems=SimpleNamespace(test=problems[:3])
+        )
         self.state, self.hosts, self.notes, self.out = FakeState(config), Hosts(), [], out
         self.checkpoints, self.monitor = FakeCheckpoints(), HealthMonitor(config.health, self.notes.append)
         self.in_rollout = self.in_rewards = self.in_evaluation = lambda: None
