@@ -8,16 +8,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Benchmark:
-    splits: tuple[str, ...]
-    """Those that have answers; results are reported on the last one."""
+    """A set of questions. Its licence is the one that its authors' public repository states; of BrowseComp-Plus, LoCoMo
+    and WebQuestions that of code that uses it."""
+
+    splits: tuple[str, ...]  # that have answers; results are reported on the last one
     licence: str
-    """As its authors' public repository states it; of BrowseComp-Plus, LoCoMo and WebQuestions as code that uses it."""
-    source: str = "RUC-NLPIR/FlashRAG_datasets on the Hub"
-    """Where its files come from."""
-    files: tuple[str, ...] = ("{}.jsonl", "{}.jsonl.gz", "{}.parquet")
-    """Names of a split's file as it is published, the preferred one first."""
-    in_paper: bool = False
-    """Whether MemSearcher's paper reports it; no choice was made by the others."""
+    source: str = "RUC-NLPIR/FlashRAG_datasets on the Hub"  # where its files come from
+    files: tuple[str, ...] = ("{}.jsonl", "{}.jsonl.gz", "{}.parquet")  # of a split, the preferred one first
+    in_paper: bool = False  # whether MemSearcher's paper reports it
 
 
 BENCHMARKS = {

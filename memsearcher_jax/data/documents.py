@@ -92,9 +92,8 @@ def read_passages(folder: Path, document: Path, max_words: int) -> list[dict[str
     rows = []
     for section in READERS[document.suffix.lower()](document):
         title = " ".join(TITLE_SEPARATOR.join(section.headings).replace('"', "'").split())
-        place, page = (
-            (source, {}) if section.page is None else (f"{source}#page={section.page}", {"page": section.page})
-        )
+        place = f"{source}#page={section.page}" if section.page else source
+        page = {"page": section.page} if section.page else {}
         for start, end in split_text(section.text, max_words):
             metadata = {"source": source, "start": section.start + start, "end": section.start + end, **page}
             contents = f'"{title}"\n{section.text[start:end]}'
@@ -212,12 +211,8 @@ def read_pdf(path: Path) -> list[Section]:
     return [Section((title or path.stem,), page, page=number) for number, page in enumerate(joined, start=1)]
 
 
-READERS = {
-    **dict.fromkeys((".md", ".markdown"), read_markdown),
-    ".txt": read_text,
-    **dict.fromkeys((".html", ".htm"), read_html),
-    ".pdf": read_pdf,
-}
+READERS = {".md": read_markdown, ".markdown": read_markdown, ".txt": read_text, ".pdf": read_pdf}
+READERS |= dict.fromkeys((".html", ".htm"), read_html)
 """How to read a document, by the suffix of its name in lower case."""
 
 

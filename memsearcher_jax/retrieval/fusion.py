@@ -32,7 +32,7 @@ class DenseRetriever:
     def search(self, queries: list[str], top_n: int) -> list[Ranking]:
         vectors_QD = self.encoder(queries)
         # Every inner product with a zero vector is 0, and the order of the rows would look like a ranking.
-        nonzero_Q = vectors_QD.any(axis=1)
+        nonzero_Q = np.asarray(vectors_QD.any(axis=1))
         rankings = iter(self.index.search(vectors_QD[nonzero_Q], top_n))
         return [next(rankings) if nonzero else NOTHING for nonzero in nonzero_Q]
 

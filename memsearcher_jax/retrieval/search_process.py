@@ -61,7 +61,7 @@ class SearchProcess:
 
     @property
     def is_healthy(self) -> bool:
-        return self._is_open and self._child.process.poll() is None
+        return self._child.process.poll() is None
 
     def close(self) -> None:
         """Kill the child. A search in progress fails, and so does every later one."""
@@ -83,9 +83,8 @@ class SearchProcess:
             found: list[list[Passage]] = []
             for start in range(0, len(queries), QUERIES_PER_MESSAGE):
                 part = slice(start, start + QUERIES_PER_MESSAGE)
-                message: dict[str, Any] = {"queries": queries[part], "top_n": top_n}
-                if vectors_QD is not None:
-                    message["vectors"] = vectors_QD[part].tolist()
+                vectors = None if vectors_QD is None else vectors_QD[part].tolist()
+                message = {"queries": queries[part], "top_n": top_n, "vectors": vectors}
                 rankings = self._child.call(message, self._timeout)
                 found += [[Passage(*passage) for passage in ranking] for ranking in rankings]
             return found
@@ -97,25 +96,23 @@ class SearchProcess:
 
     def _open(self, timeout: float | None) -> None:
         """Start a child that opens the index, in place of the one there is."""
-        self._is_open = False
         _kill(self._processes)
         if not self._end.alive:
             raise ConnectionError("the search is closed")
-        self._child = _Child(self._working_dir)
-        self._processes[:] = [self._child.process]
-        self.info: dict[str, Any] = self._child.call(self._request, timeout)
-        self._is_open = True
+        child = _Child(self._working_dir)
+        self._processes[:] = [child.process]
+        self.info: dict[str, Any] = child.call(self._request, timeout)
+        self._child = child
 
 
 class _Child:
     def __init__(self, working_dir: Path):
         self._socket, theirs = socket.socketpair()
         with theirs:
-            command, descriptor = [*COMMAND, str(theirs.fileno())], theirs.fileno()
+            command = (*COMMAND, str(theirs.fileno()))
             # A session of its own: the parent decides when the child ends, not Ctrl-C of a terminal.
-            self.process = subprocess.Popen(
-                command, pass_fds=(descriptor,), stdout=2, cwd=working_dir, start_new_session=True
-            )
+            options = {"stdout": 2, "cwd": working_dir, "start_new_session": True}
+            self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), **options)
         self._lines = self._socket.makefile("rb")
 
     def call(self, message: dict[str, Any], timeout: float | None) -> Any:

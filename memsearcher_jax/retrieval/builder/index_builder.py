@@ -118,17 +118,16 @@ def build_index(
     with explain_disk_full(staging), locked(staging, f"shard{shard.index}"):
         vectors: dict[str, Any] = {"vectors": None}
         if config.method != "bm25":
-            state: dict[str, np.ndarray] = {}
             if model is None:
                 hashing = fit_hashing(passage.contents for passage in corpus)
-                model, state = TextEncoder(HASHING_NAME, hashing, hashing), {"idf": hashing.idf_F}
+                model = TextEncoder(HASHING_NAME, hashing, hashing)
+                if shard.index == 0:
+                    np.savez(staging / STATE, allow_pickle=False, idf=hashing.idf_F)
             build = _VectorBuild(staging, corpus, config, model, precomputed, on_progress)
             vectors = build.start()
             build.write_shards(shard)
             if shard.index == 0:
                 build.wait_for_shards()
-                if state:
-                    np.savez(staging / STATE, allow_pickle=False, **state)
                 vectors |= build.tree()
         elif (staging / BUILD).exists():
             raise ValueError(f"{staging} has vectors of another build: delete it, or omit retrieval.method bm25")

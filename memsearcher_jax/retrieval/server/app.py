@@ -72,13 +72,9 @@ def make_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        worker = asyncio.create_task(batcher.run())
         yield
-        worker.cancel()  # the server has completed all requests by now, or given up
-        if process:
+        if process:  # the server has completed all requests by now, or given up
             process.close()
-        with contextlib.suppress(asyncio.CancelledError):
-            await worker
 
     app = FastAPI(title="search", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.batcher = batcher
@@ -179,7 +175,7 @@ class MicroBatcher:
     search_fn: SearchFn
     limits: ServiceLimits  # a single request may have more queries than a batch
     _waiting: deque[_Request] = field(default_factory=deque, init=False)
-    _arrived: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _worker: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def search(self, queries: Sequence[str], top_n: int) -> list[list[Passage]]:
         """Return what `search_fn` returns for these queries, or raise its error.
@@ -191,7 +187,8 @@ class MicroBatcher:
             raise Overloaded(f"{waiting} queries are already waiting")
         request = _Request(queries, top_n, asyncio.get_running_loop().create_future())
         self._waiting.append(request)
-        self._arrived.set()
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._run())
         timer = asyncio.timeout(self.limits.request_timeout)
         try:
             async with timer:
@@ -200,12 +197,9 @@ class MicroBatcher:
             late = f"no result within {self.limits.request_timeout:g} s"
             raise Overloaded(late if timer.expired() else str(error)) from None
 
-    async def run(self) -> None:
-        while True:
-            await self._arrived.wait()
+    async def _run(self) -> None:
+        while self._waiting:
             await self._search_batch(self._next_batch())
-            if not self._waiting:
-                self._arrived.clear()
 
     def _next_batch(self) -> list[_Request]:
         """Pop the oldest requests that fit into one batch and share a `top_n`."""

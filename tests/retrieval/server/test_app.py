@@ -352,29 +352,27 @@ def test_a_batch_is_bounded_and_has_one_top_n():
         batcher = MicroBatcher(search, ServiceLimits(max_batch_queries=3))
         requests = [(["a"], 1), (["b", "c"], 1), (["d"], 1), (["e"], 2), (["f"] * 5, 2), (["g"], 2)]
         answers = [asyncio.create_task(batcher.search(*request)) for request in requests]
-        await asyncio.sleep(0)
-        worker = asyncio.create_task(batcher.run())
         assert [len(await answer) for answer in answers] == [1, 2, 1, 1, 5, 1]
-        worker.cancel()
 
     asyncio.run(run())
     assert [(len(queries), top_n) for queries, top_n in seen] == [(3, 1), (1, 1), (1, 2), (5, 2), (1, 2)]
 
 
 def test_requests_that_timed_out_are_not_searched():
-    seen = []
+    seen, unblocked = [], threading.Event()
 
     def search(queries, top_n):
-        seen.append(queries)
+        seen.extend(queries)
+        unblocked.wait(60)
         return [[] for _ in queries]
 
     async def run():
-        batcher = MicroBatcher(search, ServiceLimits(request_timeout=0.05))
-        with pytest.raises(Overloaded, match=r"no result within 0\.05 s"):
-            await batcher.search(["gone"], 1)  # the worker is not running yet
-        worker = asyncio.create_task(batcher.run())
+        batcher = MicroBatcher(search, ServiceLimits(request_timeout=0.3))
+        for query in ("slow", "gone"):
+            with pytest.raises(Overloaded, match=r"no result within 0\.3 s"):
+                await batcher.search([query], 1)
+        unblocked.set()
         assert await batcher.search(["here"], 1) == [[]]
-        worker.cancel()
 
     asyncio.run(run())
-    assert seen == [["here"]]
+    assert seen == ["slow", "here"]
