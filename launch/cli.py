@@ -182,15 +182,20 @@ def load_preset(name: str) -> RunConfig:
 def one_line_errors(way_on: str = "") -> Iterator[None]:
     """Prints an error of the user in a line on stderr, and exits with status 2. Wraps what precedes long work.
 
-    Around long work: prints a failed write, with the `way_on`, and exits with status 1.
+    So is any error that passes a file of the user's. Around long work: prints a failed write, with the `way_on`, and
+    exits with status 1.
     """
     errors = (OSError,) if way_on else (ValueError, OSError)
     try:
         yield
     except BrokenPipeError:
         raise
-    except errors as error:
-        print(f"error: {outputs.printable(error)}{way_on and '; '}{way_on}", file=sys.stderr, flush=True)
+    except Exception as error:
+        place = "" if way_on else python_files.own_line(error)
+        if not place and not isinstance(error, errors):
+            raise
+        line = f"{error}{place}" if isinstance(error, errors) else python_files.described(error)
+        print(f"error: {outputs.printable(line)}{way_on and '; '}{way_on}", file=sys.stderr, flush=True)
         raise SystemExit(1 if way_on else 2) from None
 
 

@@ -48,10 +48,14 @@ def _execute(path: str, content: bytes, setting: str) -> ModuleType:
 
 def described(error: BaseException) -> str:
     """The error in one line, with the last line of a user's file that it passed; a SyntaxError names its own."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return " ".join(f"{type(error).__name__}: {error}".split()) + own_line(error)
+
+
+def own_line(error: BaseException) -> str:
+    """The last line of a user's file that the error passed, with a space before it; "" for none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         name = Path(frame.filename).name
         module = sys.modules.get(_PREFIX + Path(name).stem)
         if module is not None and module.__file__ == frame.filename:
-            return f"{text} ({name}, line {frame.lineno})"
-    return text
+            return f" ({name}, line {frame.lineno})"
+    return ""

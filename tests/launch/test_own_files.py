@@ -49,6 +49,10 @@ def test_a_broken_file_is_one_line(setting, workdir, refused):
     line = refused(tpu_train.main, ["--config", "nano", f"--{setting}", "broken.py"])
     assert line == f"error: {setting} {workdir}/broken.py: ZeroDivisionError: division by zero (broken.py, line 2)"
     assert "no such file" in refused(tpu_train.main, ["--config", "nano", f"--{setting}", "none.py"])
+    agent = "from memsearcher_jax.agent.react import *\nclass broken(ReAct):\n    def check(self):\n        {}[1]\n"
+    (workdir / "broken.py").write_text(agent)
+    line = refused(tpu_train.main, ["--config", "nano", "--agent.workflow", "broken.py"])
+    assert line == "error: KeyError: 1 (broken.py, line 4)"
 
 
 def test_a_run_of_ones_own_code_is_opened_only_with_the_same_code(small, workdir, refused, capsys, monkeypatch):
