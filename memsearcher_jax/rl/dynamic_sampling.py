@@ -15,15 +15,13 @@ class DynamicSampling(Collector):
 
     def collect(self, state: RunState, timer: Timer) -> RolloutBatch:
         settings, refills = self.run.config.rl, 0
-        batch = self.sample_groups(self.take(settings.prompts_per_step), state, timer)
-        while refills < settings.refill:
-            missing = settings.prompts_per_step - batch.mixed_groups(settings.group_size).count(True)
-            if not missing:
-                break
+        prompts, group_size = settings.prompts_per_step, settings.group_size
+        batch = self.sample_groups(self.take(prompts), state, timer)
+        while refills < settings.refill and (missing := prompts - batch.mixed_groups(group_size).count(True)):
             refills += 1
             further = self.sample_groups(self.take(missing), state, timer, refills)
             batch = concatenate([batch, further], sum)
         batch = self.with_metrics(batch)
-        replaced = batch.mixed_groups(settings.group_size).count(False)
+        replaced = batch.mixed_groups(group_size).count(False)
         counts = {"refills": float(refills), "replaced_groups": float(replaced)}
         return replace(batch, metrics={**batch.metrics, **counts})

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from memsearcher_jax.config import RunConfig, agent_of, differences, from_dict, to_dict
+from memsearcher_jax.config import RunConfig, agent_of, differences, from_dict
 from memsearcher_jax.model import lora, qwen, sharding
 from memsearcher_jax.rl.completers import open_completers, uses_initial_policy
 from memsearcher_jax.rl.metrics import Metrics
@@ -73,10 +73,6 @@ class SavedProgress:
     carried: str = ""  # trajectories under way, of `carry_over.to_text`; "" if there are none
     health: HealthState = field(default_factory=HealthState)
     changed: tuple[tuple[str, Any, Any], ...] = ()  # (name, old value, new value) of settings, since the checkpoint
-
-    def meta(self) -> dict[str, Any]:
-        """What does not change during the run, as plain JSON: settings, hashes of inputs, the initial weights."""
-        return {"settings": to_dict(self.settings), "inputs": dict(self.inputs), "initial_step": self.initial_step}
 
 
 def initial_params(run: Run, step: int | None = None) -> Params:
@@ -158,7 +154,7 @@ def restored_state(run: Run, folder: Path, settings: RunConfig) -> tuple[RunStat
     with jax.set_mesh(mesh):
         target = update.abstract_state(model, update.make_optimizer(run.config.training), mesh)
         try:
-            step, train, meta = checkpoint.restore_latest(checkpoints_of(folder), model, target, _warn)
+            step, train, meta = checkpoint.restore_latest(checkpoints_of(folder), model, target, warn)
         except FileNotFoundError:  # the run was stopped before its first checkpoint
             return initial_state(run, settings)
         require_trained(folder, "position", meta)
@@ -208,6 +204,7 @@ def _open_trainer(run: Run, initial_params: Params) -> Trainer:
     )
 
 
-def _warn(message: str) -> None:
+def warn(message: str) -> None:
+    """Prints the message on the first host."""
     if jax.process_index() == 0:
         print(message, file=sys.stderr, flush=True)

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from memsearcher_jax.config import to_dict
 from memsearcher_jax.data.problems import ProblemLoader
 from memsearcher_jax.logs.metrics import MetricsWriter
 from memsearcher_jax.logs.progress import Progress
@@ -63,7 +64,8 @@ def train_run(
     monitor = HealthMonitor(config.health, progress.note, start.health)
 
     def meta() -> dict[str, Any]:
-        return start.meta() | collector.meta() | {"health": asdict(monitor.state)}
+        fixed = {"settings": to_dict(start.settings), "inputs": dict(start.inputs), "initial_step": start.initial_step}
+        return fixed | collector.meta() | {"health": asdict(monitor.state)}
 
     with Checkpoints(
         checkpoints_of(out), keep=config.rl.keep_checkpoints, best=lambda: monitor.state.best_step

@@ -7,9 +7,7 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from memsearcher_jax.logs.metrics import Metrics, MetricsWriter
 from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.rl.recorder import Recorder
 from memsearcher_jax.rl.setup import Run
-from memsearcher_jax.rl.state import RunState, initial_adapters, initial_params, require_trained
+from memsearcher_jax.rl.state import RunState, initial_adapters, initial_params, require_trained, warn
 from memsearcher_jax.runtime import load_weights
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.runtime.rng import named_rng
@@ -47,7 +45,6 @@ def open_state(run: Run, data: RecordedData, folder: Path | None = None) -> tupl
     with jax.set_mesh(mesh):
         if folder and checkpoint.latest_step(checkpoints_of(folder)) is not None:
             target = update.abstract_state(model, optimizer, mesh)
-            warn = partial(print, file=sys.stderr, flush=True)
             step, state, meta = checkpoint.restore_latest(checkpoints_of(folder), model, target, warn)
             require_trained(folder, "trajectories", meta)
             if meta["trajectories"] != data.checksum:

@@ -39,7 +39,6 @@ ITEMS = ("params", "optimizer", "meta")
 # A model may load weights that were saved with other values of these fields.
 FREE_FIELDS = {"max_positions", "param_dtype", "compute_dtype", "attention", "remat", "path", "tokenizer", "adapter"}
 MAX_CHUNK_BYTES = 64 << 20  # of a file; chunks are read one at a time
-MAX_STEPS = 1_024  # that hosts exchange
 # Reads one chunk at a time: tensorstore holds everything in memory that it reads concurrently.
 SEQUENTIAL_READS = {"file_io_concurrency": {"limit": 1}, "data_copy_concurrency": {"limit": 1}}
 
@@ -145,9 +144,8 @@ class Checkpoints(contextlib.AbstractContextManager):
             yield
         except Exception as error:  # a full disk alone raises half a dozen types
             self._a_write_failed = True
-            reason = " ".join(str(error).split())[:200]
             raise OSError(
-                f"cannot write a checkpoint in {self._manager.directory} ({type(error).__name__}: {reason}); "
+                f"cannot write a checkpoint in {self._manager.directory} ({_reason(error)}); "
                 "older checkpoints are intact"
             ) from error
 
@@ -190,13 +188,9 @@ def restore_latest(
     """
     reasons: dict[int, str] = {}
     with _open_reader(directory) as manager:
+        steps = iter(_steps(manager))
         # The first host's, because the cached listings of a bucket may differ.
-        padded = np.full(MAX_STEPS, -1, np.int32)
-        steps = _steps(manager)[:MAX_STEPS]
-        padded[: len(steps)] = steps
-        for step in multihost_utils.broadcast_one_to_all(padded).tolist():
-            if step < 0:
-                break
+        while (step := int(multihost_utils.broadcast_one_to_all(np.int32(next(steps, -1))))) >= 0:
             try:
                 state, meta = _restore_state(manager, step, model_config, target)
             except DamagedCheckpointError as error:
@@ -259,7 +253,7 @@ class ParamsReader:
             store = self._stores[path]
             value = np.asarray((store if layer is None else store[layer]).read().result())
         except Exception as error:  # tensorstore raises many types
-            raise ValueError(f"{self._url} cannot be read: {path}: {_first_line(error)}") from error
+            raise ValueError(f"{self._url} cannot be read: {path}: {_reason(error)}") from error
         self._sums[path] += slice_checksum(value, (layer or 0) * value.size)
         return value
 
@@ -402,10 +396,10 @@ def _restore(manager: ocp.CheckpointManager, step: int, **items: ocp.args.Checkp
         return cast(ocp.args.Composite, manager.restore(step, args=ocp.args.Composite(**items)))
     except Exception as error:  # a damaged file raises any of a dozen types, from json's to tensorstore's
         raise DamagedCheckpointError(
-            f"checkpoint {manager.directory / str(step)} cannot be read ({_first_line(error)})"
+            f"checkpoint {manager.directory / str(step)} cannot be read ({_reason(error)})"
         ) from error
 
 
-def _first_line(error: Exception) -> str:
-    """Its type and the first line of its message, which may be empty or very long."""
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+def _reason(error: Exception) -> str:
+    """The error in one line: its message may be empty, or have many lines."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

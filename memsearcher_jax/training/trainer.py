@@ -210,13 +210,11 @@ def make_trainer(
     logprob_fn = make_logprob_fn(model_config, config, temperature=temperature)
 
     reference = None
-    if teacher_model:
-        taught_by = sharding.select_attention(teacher_model[0], mesh, config.seq_len)
+    if teacher_model or teacher.hint:
+        taught_by, params = teacher_model or (model_config, None)
+        taught_by = sharding.select_attention(taught_by, mesh, config.seq_len)
         teacher_fn = make_logprob_fn(taught_by, config, temperature=temperature, top_k=teacher.top_k)
-        reference = Reference(teacher_fn, teacher_model[1])
-    elif teacher.hint:
-        teacher_fn = make_logprob_fn(model_config, config, temperature=temperature, top_k=teacher.top_k)
-        reference = Reference(teacher_fn, None)
+        reference = Reference(teacher_fn, params)
     elif config.kl_coefficient:
         copy = base or sharding.cast_program(shardings)(initial_params, dtype=model_config.compute_dtype)
         reference = Reference(logprob_fn, copy)
