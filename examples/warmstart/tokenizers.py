@@ -149,7 +149,8 @@ def main(argv: Sequence[str]) -> None:
     makers["extend"] = extend_weights
     if len(argv) != 2 or argv[0] not in makers:
         sys.exit(f"usage: python -m examples.warmstart.tokenizers {'|'.join(makers)} DIR")
-    makers[argv[0]](Path(argv[1]))
+    with cli.one_line_errors():
+        makers[argv[0]](Path(argv[1]))
 
 
 if __name__ == "__main__":

@@ -93,8 +93,9 @@ class Prompts:
 
     @classmethod
     def parse(cls: type[PromptSet], *, system: str, **templates: str) -> PromptSet:
-        """A set from texts in place of files."""
-        return cls(system, **{name: tuple(_SLOT.split(text)[::2]) for name, text in templates.items()})
+        """A set from texts in place of files. Raises ValueError for slots that no file of that name has."""
+        known = {name: [slots[name] for slots in TEMPLATE_SLOTS.values() if name in slots] for name in templates}
+        return cls(system, **{name: _split(name, text, *known[name]) for name, text in templates.items()})
 
     def with_tools(self: PromptSet, schemas: Sequence[Mapping[str, Any]]) -> PromptSet:
         """The set whose system message also describes these tools, by their JSON schemas."""
@@ -208,9 +209,15 @@ def _template(folder: Traversable, name: str, *slots: str, hint: str = "") -> tu
         raise ValueError(f"{file} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     if markup := _MARKUP.search(text):
         raise ValueError(f"{file} contains chat markup {markup[0]}: remove it, the program adds the markup")
-    actual = tuple(_SLOT.findall(text))
-    if actual != slots:
-        raise ValueError(f"{file} has {_describe(actual)} but must have {_describe(slots)}{hint}")
+    return _split(str(file), text, slots, hint=hint)
+
+
+def _split(name: str, text: str, *allowed: tuple[str, ...], hint: str = "") -> tuple[str, ...]:
+    """The texts around the slots of a template. Raises ValueError unless these are `allowed`, or nothing is known."""
+    slots = tuple(_SLOT.findall(text))
+    if allowed and slots not in allowed:
+        needed = " or ".join(dict.fromkeys(map(_describe, allowed)))
+        raise ValueError(f"{name} has {_describe(slots)} but must have {needed}{hint}")
     return tuple(_SLOT.split(text)[::2])
 
 

@@ -120,3 +120,10 @@ def test_wrong_slots(folder, name, text, problem):
 def test_a_folder_for_another_workflow_is_refused(folder, workflow):
     with pytest.raises((ValueError, FileNotFoundError), match=f"agent.workflow is {workflow}"):
         loaded(str(folder), workflow)
+
+
+def test_texts_in_place_of_files_have_the_same_slots():
+    chosen = prompts.Prompts.parse(system="s", turn="Q {{question}} M {{memory}}")
+    assert "user\nQ who? M m<|im_end|>" in str(chosen.initial_prompt("who?", "m"))
+    with pytest.raises(ValueError, match=r"turn has the slots \{\{memory\}\} \{\{question\}\} but must have"):
+        prompts.Prompts.parse(system="s", turn="M {{memory}} Q {{question}}")
