@@ -115,14 +115,34 @@ class CacheView:
         return cls(cache, page_table_AN, start_A, length_A, order_A, argsort(order_A), shared_A)
 
     def attend(
-        self, layer: Array, rotation: Rotation, q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Array
+        self,
+        layer: Array,
+        rotation: Rotation,
+        q_BNTH: Array,
+        k_BKTH: Array,
+        v_BKTH: Array,
+        segment_BT: Array,
+        *sources: KVSource,
     ) -> tuple[Array, Array, Array]:
-        """(out_BNTH, k_BKTH, v_BKTH) of one layer: attention to the cached entries, and causally to the new tokens.
+        """(out_BNTH, k_BKTH, v_BKTH) of one layer: attention to the cached entries, to all that `sources` hold, and
+        causally to the new tokens of the same segment.
 
+        Query head n reads kv head n // (N / K). Padding (segment 0) attends to padding, so that no softmax is empty.
         The result has the keys and values of the new tokens, as they are to be appended: `as_bits`.
         """
-        sources = [partial(self.attend_cached, layer)]
-        return _rotate_and_attend(self.cache, rotation, q_BNTH, k_BKTH, v_BKTH, segment_BT, sources)
+        q_BNTH, k_BKTH = apply_rope(q_BNTH, rotation), apply_rope(k_BKTH, rotation)
+        k_BKTH, v_BKTH = mask_nonfinite_values(k_BKTH, v_BKTH)
+        if self.cache.scale_LPK2E is not None:
+            k_BKTH, v_BKTH = rounded(k_BKTH), rounded(v_BKTH)
+        q_BKGTH = group_heads(q_BNTH, k_BKTH)
+        kernel, multiple = SEGMENT_KERNELS.get(platform(), (None, 1))
+        if kernel and segment_BT.shape[1] % multiple == 0:
+            own = kernel(q_BNTH, k_BKTH, v_BKTH, segment_BT)
+        else:
+            own = self_attention(q_BKGTH, k_BKTH, v_BKTH, segment_BT)
+        softmax = combine([own, self.attend_cached(layer, q_BKGTH), *(source(q_BKGTH) for source in sources)])
+        out_BNTH = normalize(softmax).reshape(q_BNTH.shape).astype(q_BNTH.dtype)
+        return out_BNTH, as_bits(k_BKTH), as_bits(v_BKTH)
 
     def append(self, k_LBKTH: Array, v_LBKTH: Array, segment_BT: Array) -> Cache:
         """The cache with each chunk's real tokens (segment above 0, before any padding) written at its start."""
@@ -208,11 +228,11 @@ class DecodeCache:
         k_BKJH, v_BKJH = (from_bits(x_LBKJH[layer]) for x_LBKJH in (buffer.k_LBKJH, buffer.v_LBKJH))
         k_BKHJ = jnp.swapaxes(k_BKJH, 2, 3)
         mask_B1J = jnp.broadcast_to(jnp.arange(k_BKHJ.shape[3]) < buffer.used, (len(k_BKHJ), 1, k_BKHJ.shape[3]))
-        sources = [
-            partial(self.view.attend_cached, layer),
-            lambda q_BKGTH: partial_attention(q_BKGTH, k_BKHJ, v_BKJH, mask_B1J),
-        ]
-        return _rotate_and_attend(self.view.cache, rotation, q_BNTH, k_BKTH, v_BKTH, segment_BT, sources)
+
+        def attend_buffer(q_BKGTH: Array) -> OnlineSoftmax:
+            return partial_attention(q_BKGTH, k_BKHJ, v_BKJH, mask_B1J)
+
+        return self.view.attend(layer, rotation, q_BNTH, k_BKTH, v_BKTH, segment_BT, attend_buffer)
 
     def _attend_in_kernel(self, layer: Array, rotation: Rotation, *qkv: Array) -> tuple[Array, Array, Array]:
         def attend(cos_BTh: Array, sin_BTh: Array, q_BNTH: Array, *others: Array) -> tuple[Array, Array, Array]:
@@ -238,40 +258,6 @@ class DecodeCache:
             v_LBKJH=constrain(jax.lax.dynamic_update_slice(buffer.v_LBKJH, v_LBKTH, at), CACHE_AXES),
             used=buffer.used + segment_BT.shape[1],
         )
-
-
-def _rotate_and_attend(
-    cache: Cache,
-    rotation: Rotation,
-    q_BNTH: Array,
-    k_BKTH: Array,
-    v_BKTH: Array,
-    segment_BT: Array,
-    sources: Sequence[KVSource],
-) -> tuple[Array, Array, Array]:
-    q_BNTH, k_BKTH = apply_rope(q_BNTH, rotation), apply_rope(k_BKTH, rotation)
-    k_BKTH, v_BKTH = mask_nonfinite_values(k_BKTH, v_BKTH)
-    if cache.scale_LPK2E is not None:
-        k_BKTH, v_BKTH = rounded(k_BKTH), rounded(v_BKTH)
-    return causal_attention(q_BNTH, k_BKTH, v_BKTH, segment_BT, sources), as_bits(k_BKTH), as_bits(v_BKTH)
-
-
-def causal_attention(
-    q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Array, sources: Sequence[KVSource] = ()
-) -> Array:
-    """out_BNTH: each token attends to the tokens of its segment up to itself, and to all that `sources` hold for it.
-
-    Query head n reads kv head n // (N / K); keys and values are never repeated. Padding (segment 0) attends to padding
-    and to the sources, so that no softmax is empty. Scores and the softmax are float32.
-    """
-    q_BKGTH = group_heads(q_BNTH, k_BKTH)
-    kernel, multiple = SEGMENT_KERNELS.get(platform(), (None, 1))
-    if kernel and segment_BT.shape[1] % multiple == 0:
-        own = kernel(q_BNTH, k_BKTH, v_BKTH, segment_BT)
-    else:
-        own = self_attention(q_BKGTH, k_BKTH, v_BKTH, segment_BT)
-    parts = [own, *(source(q_BKGTH) for source in sources)]
-    return normalize(combine(parts)).reshape(q_BNTH.shape).astype(q_BNTH.dtype)
 
 
 def mask_nonfinite_values(k_BKTH: Array, v_BKTH: Array) -> tuple[Array, Array]:

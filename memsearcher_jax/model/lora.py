@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,8 +118,7 @@ def read_adapters(directory: str | Path, config: ModelConfig) -> tuple[ModelConf
     if not isinstance(rank, int) or not isinstance(alpha, int | float) or not (rank > 0 and 0 < alpha < math.inf):
         raise ValueError(f"{path}: r is {rank!r} and lora_alpha is {alpha!r}, expected positive numbers")
     alpha = float(alpha * math.sqrt(rank) if settings.get("use_rslora") else alpha)
-    with ExitStack() as stack:
-        file = open_file(directory / WEIGHTS_FILE, stack)
+    with open_file(directory / WEIGHTS_FILE) as file:
         names = set(file.keys())
         if not names:
             raise ValueError(f"{directory / WEIGHTS_FILE} holds no adapters: copy it again")

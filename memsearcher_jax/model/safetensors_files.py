@@ -32,7 +32,7 @@ def open_files(directory: Path, stack: ExitStack) -> Files:
     Raises FileNotFoundError for missing files and ValueError for damaged ones.
     """
     if (directory / SINGLE_FILE).is_file():
-        file = open_file(directory / SINGLE_FILE, stack)
+        file = stack.enter_context(open_file(directory / SINGLE_FILE))
         return dict.fromkeys(file.keys(), file)
     index = directory / INDEX_FILE
     if not index.is_file():
@@ -45,7 +45,7 @@ def open_files(directory: Path, stack: ExitStack) -> Files:
         path = resolve_inside(directory, name, named_by=index)
         if not path.is_file():
             raise FileNotFoundError(f"{index} names {name}, which is missing: copy the folder again")
-        files[name] = open_file(path, stack)
+        files[name] = stack.enter_context(open_file(path))
     tensors = {name: set(file.keys()) for name, file in files.items()}
     for tensor, name in weight_map.items():
         if tensor not in tensors[name]:
@@ -94,9 +94,9 @@ def write_file(
         os.fsync(file.fileno())
 
 
-def open_file(path: Path, stack: ExitStack) -> Any:
-    """One open file, which `stack` closes. Raises FileNotFoundError if it is missing, ValueError if it is damaged."""
+def open_file(path: Path) -> Any:
+    """One file, for a with statement. Raises FileNotFoundError if it is missing, ValueError if it is damaged."""
     try:
-        return stack.enter_context(safe_open(path, framework="numpy"))
+        return safe_open(path, framework="numpy")
     except SafetensorError as error:
         raise ValueError(f"{path} is cut off or no safetensors file ({error}): copy it again") from error

@@ -52,7 +52,6 @@ def param_shardings(config: ModelConfig, mesh: Mesh) -> Params:
 
 def abstract_params(config: ModelConfig, mesh: Mesh, dtype: str | None = None) -> Params:
     """The weights as shapes, types and shardings, to restore into or to compile for. `dtype`: default param_dtype."""
-    check_divides(config, dict(mesh.shape))
     return abstract_arrays(qwen.param_specs(config), mesh, dtype)
 
 
@@ -109,7 +108,6 @@ def publish(params: Params, config: ModelConfig, local: Mesh, dtype: str) -> Par
 
 def publish_program(config: ModelConfig, local: Mesh, devices: Sequence[Device], dtype: str) -> Wrapped:
     """(params) -> one full copy of the weights per host, each laid out and sharded as on `local`."""
-    check_divides(config, dict(local.shape))
     names = ("host", *local.axis_names)
     mesh = Mesh(
         np.array(_by_host(devices)).reshape(-1, *local.devices.shape), names, axis_types=(AxisType.Auto,) * len(names)

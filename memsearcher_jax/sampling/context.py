@@ -45,16 +45,13 @@ class Context:
         """Tokens to prefill; decoding feeds the last one itself."""
         return self.length - 1 - self.cached
 
-    def append(self, ids: Sequence[int]) -> None:
-        """Appends text that was not sampled."""
-        self.ids_C[self.length : self.length + len(ids)] = ids
+    def append(self, ids: Sequence[int] | np.ndarray, logprob_T: np.ndarray | None = None) -> None:
+        """Appends text, or sampled tokens with their log-probabilities."""
+        span = slice(self.length, self.length + len(ids))
+        self.ids_C[span] = ids
+        if logprob_T is not None:
+            self.logprob_C[span], self.sampled_C[span] = logprob_T, True
         self.length += len(ids)
-
-    def append_sampled(self, token_T: np.ndarray, logprob_T: np.ndarray) -> None:
-        """Appends sampled tokens."""
-        span = slice(self.length, self.length + len(token_T))
-        self.ids_C[span], self.logprob_C[span], self.sampled_C[span] = token_T, logprob_T, True
-        self.length += len(token_T)
 
     def truncate(self, length: int) -> None:
         """Keeps the first `length` tokens, of which at most all but the last are cached."""

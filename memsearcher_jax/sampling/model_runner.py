@@ -63,9 +63,7 @@ class ModelRunner:
 def abstract_cache(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> Cache:
     """Shapes, types and shardings of the cache of a model runner."""
     with jax.set_mesh(mesh):
-        shapes = jax.eval_shape(_empty_cache(model, settings, mesh))
-    pages = _cache_sharding(mesh)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=pages), shapes)
+        return jax.eval_shape(_empty_cache(model, settings, mesh))
 
 
 def abstract_params(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> Params:

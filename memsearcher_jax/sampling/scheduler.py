@@ -83,10 +83,8 @@ class Scheduler:
     of rows for each."""
 
     def __init__(self, settings: SamplingConfig, replicas: int, groups: int = 1):
-        """`replicas`: their number. Raises ValueError if the slots do not divide over them, or if the KV cache of one
-        is too small for one context."""
-        if settings.slots % replicas:
-            raise ValueError(f"{settings.slots} slots do not divide over {replicas} replicas")
+        """`replicas`: their number, which divides the slots. Raises ValueError if the KV cache of one is too small for
+        one context."""
         self.settings = settings
         self._size = settings.slots // replicas
         pages = settings.pages_per_replica(replicas)
@@ -191,7 +189,7 @@ class Scheduler:
             assert output is not None
             count = int(output.count_A[row])
             self._stats.generated_tokens += count
-            context.append_sampled(*(x_AJ[row, :count] for x_AJ in (output.token_AJ, output.logprob_AJ)))
+            context.append(output.token_AJ[row, :count], output.logprob_AJ[row, :count])
             context.remaining = int(output.remaining_A[row])
             if count:
                 self._replica(context.slot).mark_cached(context, context.length - 1)

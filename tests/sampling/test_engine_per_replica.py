@@ -79,8 +79,3 @@ def test_nothing_compiles_after_warm_up(replicated, placed, compilations, nano):
     with compilations() as count:
         nano.run_conversations(replicated, placed, range(9))
     assert count == []
-
-
-def test_slots_that_do_not_divide_over_the_replicas_are_refused(mesh, nano):
-    with pytest.raises(ValueError, match="7 slots do not divide over 2 replicas"):
-        Engine(NANO, replace(nano.SETTINGS, slots=7), (), mesh)
