@@ -17,7 +17,6 @@ from typing import Literal
 
 from memsearcher_jax.launch import cli, outputs, preconditions
 from memsearcher_jax.launch.activity import announced
-from memsearcher_jax.ranges import Positive
 from memsearcher_jax.runtime.export_settings import write_export_config
 
 
@@ -31,8 +30,6 @@ class Export(cli.Command):
     """Type of the written weights."""
     adapter: bool = False
     """Write the adapters of a LoRA run alone, in PEFT's format. By default they are merged into the weights."""
-    shard_gb: Positive = 5.0
-    """Maximum size of one weight file; a larger model is written as several."""
     repository: str = ""
     """Repository of the Hugging Face Hub, OWNER/NAME, that the model card names in place of the directory."""
     license: str = ""
@@ -59,8 +56,7 @@ def main(argv: Sequence[str]) -> None:
                 base = load_weights.export_adapters(model.path, out, flags.dtype)
                 written = f"adapters of {base}; load them with peft's PeftModel.from_pretrained"
             else:
-                max_shard_bytes = int(flags.shard_gb * 1e9)
-                load_weights.export(model, out, flags.dtype, tokenizer.folder, tokenizer.end_ids, max_shard_bytes)
+                load_weights.export(model, out, flags.dtype, tokenizer.folder, tokenizer.end_ids)
                 written = "weights, config and tokenizer; load it with transformers' AutoModelForCausalLM"
             write_export_config(out, flags.run)
             names = {"name": flags.repository, "license": flags.license, "adapter": flags.adapter}

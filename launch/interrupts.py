@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-INTERRUPTED = 130  # exit status, as in a shell
+from memsearcher_jax.runtime.ending import INTERRUPTED
+from memsearcher_jax.runtime.preemption import handle_signals, signals_watched
+
 UNWIND_SECONDS = 3.0  # in which the main thread may clean up
 
 
 def end_at_once() -> None:
     """Ends the process at a signal: for the imports of a command, which leave nothing behind."""
-    _handle(lambda number, frame: end())
+    handle_signals(lambda number, frame: end())
 
 
 @contextlib.contextmanager
@@ -30,32 +30,26 @@ def one_line_end() -> Iterator[None]:
 
     Whatever the block makes of it, the process ends with one line.
     """
-    receiver, sender = socket.socketpair()
-    sender.setblocking(False)
     came = threading.Event()
-
-    def watch(_: socket.socket) -> None:
-        while receiver.recv(1)[0] not in (signal.SIGINT, signal.SIGTERM):
-            pass
-        time.sleep(UNWIND_SECONDS)
-        end()
 
     def interrupt(number: int, frame: Any) -> NoReturn:
         came.set()
         raise KeyboardInterrupt
 
-    _handle(interrupt)
-    signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-    sys.unraisablehook = _ignore_interrupts  # a callback of an import or of a destructor cannot raise it
-    threading.Thread(target=watch, args=(sender,), daemon=True).start()  # which keeps the sender open
-    try:
-        yield
-    except KeyboardInterrupt:
+    def end_soon(number: int) -> NoReturn:
+        time.sleep(UNWIND_SECONDS)
         end()
-    except Exception:  # of a library that was interrupted
-        if came.is_set():
+
+    sys.unraisablehook = _ignore_interrupts  # a callback of an import or of a destructor cannot raise it
+    with signals_watched(end_soon, interrupt):
+        try:
+            yield
+        except KeyboardInterrupt:
             end()
-        raise
+        except Exception:  # of a library that was interrupted
+            if came.is_set():
+                end()
+            raise
 
 
 def end() -> NoReturn:
@@ -63,12 +57,6 @@ def end() -> NoReturn:
     with contextlib.suppress(OSError):  # nobody reads stderr any more
         os.write(2, b"stopped\n")
     os._exit(INTERRUPTED)
-
-
-def _handle(handler: Any) -> None:
-    signal.signal(signal.SIGTERM, handler)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell ignores it for background jobs
-        signal.signal(signal.SIGINT, handler)
 
 
 def _ignore_interrupts(unraisable: Any) -> None:

@@ -146,9 +146,7 @@ def _merge(base: dict, adapters: dict, model: ModelConfig, mesh: Mesh) -> dict:
     return jax.jit(lora.merge, static_argnums=2, donate_argnums=0, out_shardings=shardings)(base, adapters, model)
 
 
-def export(
-    model: ModelConfig, out: Path, dtype: str, tokenizer: str, end_ids: Sequence[int], max_shard_bytes: int
-) -> None:
+def export(model: ModelConfig, out: Path, dtype: str, tokenizer: str, end_ids: Sequence[int]) -> None:
     """Writes the weights in `model.path` to `out`, a Hugging Face directory, with the tokenizer in the directory
     `tokenizer`.
 
@@ -156,11 +154,10 @@ def export(
     Raises ValueError or OSError in one line.
     """
     folder, model = model.path, replace(model, param_dtype=dtype)
-    rest = {"end_ids": end_ids, "max_shard_bytes": max_shard_bytes}
     if is_run(folder) and not read_run_config(folder).model.lora_rank and not model.adapter:
         saved = checkpoint.ParamsReader(checkpoints_of(folder), model)
-        weights.save_streamed(out, model, saved.read, tokenizer, **rest, verify=saved.check)
+        weights.save_streamed(out, model, saved.read, tokenizer, end_ids=end_ids, verify=saved.check)
     else:
         mesh = sharding.make_mesh(MeshConfig(1, 1, 1), jax.local_devices()[:1])
         params = load_params(folder, replace(model, lora_rank=0), mesh, dtype)
-        weights.save(out, model, params, tokenizer, **rest)
+        weights.save(out, model, params, tokenizer, end_ids=end_ids)

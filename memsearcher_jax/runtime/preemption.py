@@ -49,7 +49,7 @@ def joined(*, stoppable: bool = True, timeout: int = JOIN_SECONDS) -> Iterator[H
     Raises ValueError in one line if the devices belong to several hosts that are not joined.
     """
     job = _Job()
-    with _signal_handler(job.on_signal) if stoppable else contextlib.nullcontext():
+    with signals_watched(job.on_signal) if stoppable else contextlib.nullcontext():
         if ADDRESS in os.environ or os.environ.get("JAX_PLATFORMS", "").startswith("tpu"):
             job.join(timeout)
         import jax
@@ -224,8 +224,13 @@ class _Job:
 
 
 @contextlib.contextmanager
-def _signal_handler(on_signal: Callable[[int], object]) -> Iterator[None]:
-    """Calls `on_signal` in a thread at SIGTERM or SIGINT, even while the main thread waits for a device or a host."""
+def signals_watched(
+    on_signal: Callable[[int], object], handler: Callable[[int, Any], object] = lambda number, frame: None
+) -> Iterator[None]:
+    """Calls `on_signal` in a thread at SIGTERM or SIGINT, even while the main thread waits for a device or a host.
+
+    The main thread calls `handler` when it is back in Python.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set signal handlers
         return
@@ -237,16 +242,23 @@ def _signal_handler(on_signal: Callable[[int], object]) -> Iterator[None]:
             if number[0] in SIGNALS:
                 on_signal(number[0])
 
-    handlers = {number: signal.signal(number, lambda number, frame: None) for number in SIGNALS}
+    handlers = handle_signals(handler)
     wakeup_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
     threading.Thread(target=wait, daemon=True).start()
     try:
         yield
     finally:
         signal.set_wakeup_fd(wakeup_fd)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        for number, earlier in handlers.items():
+            signal.signal(number, earlier)
         sender.close()
+
+
+def handle_signals(handler: Callable[[int, Any], object]) -> dict[int, Any]:
+    """Sets the handler of SIGTERM and SIGINT and returns the earlier ones; a shell ignores SIGINT for background jobs,
+    and it stays ignored."""
+    heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in heeded}
 
 
 def _is_host_loss(error: BaseException | None) -> bool:
