@@ -80,9 +80,7 @@ def memagent(
         counts["memory_tokens"] = token_counter.count(memory)
 
     completion = yield Generate(prompts.initial_prompt(question, memory), config.completion_tokens)
-    turns += [Turn(memory, completion.text)] * (completion.finish is not FinishReason.CONTEXT_FULL)
-    stop, answer = protocol.final_answer(completion, prompts.opening)
-    return Outcome(stop, answer, tuple(turns), counts)
+    return protocol.ended(completion, turns, Turn(memory, completion.text), counts, prompts.opening)
 
 
 def parse_answer(transcript: str) -> Parsed:

@@ -25,18 +25,14 @@ def memsearcher(question: str, *, config: AgentConfig, prompts: Prompts, token_c
         calls_ignored=0, calls_clipped=0, passages_clipped=0, memory_tokens=0, memory_cuts=0, memory_tokens_cut=0
     )
 
-    def outcome(stop: StopReason, *last: Turn, answer: str = "", error: str = "") -> Outcome:
-        return Outcome(stop, answer, (*turns, *last), dict(counts), error)
+    def outcome(stop: StopReason, *last: Turn, error: str = "") -> Outcome:
+        return Outcome(stop, "", (*turns, *last), dict(counts), error)
 
     for _ in range(config.max_turns):
         completion = yield Generate(prompts.initial_prompt(question, memory), config.completion_tokens)
-        if completion.finish is FinishReason.CONTEXT_FULL:
-            return outcome(StopReason.CONTEXT_FULL)
-        turn = Turn(memory, completion.text)
-        bodies = protocol.tool_calls(completion.text)
+        turn, bodies = Turn(memory, completion.text), protocol.tool_calls(completion.text)
         if completion.finish is not FinishReason.STOP or not bodies:
-            stop, answer = protocol.final_answer(completion)
-            return outcome(stop, turn, answer=answer)
+            return protocol.ended(completion, turns, turn, counts)
 
         used = yield from run_tool_calls(turn, bodies, config=config, prompts=prompts, token_counter=token_counter)
         counts.update(used.counts)

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -228,9 +230,7 @@ def _describe(slots: Sequence[str]) -> str:
 def _merge_trusted(spans: Sequence[TextSpan]) -> tuple[TextSpan, ...]:
     """Merges adjacent trusted spans: each span is encoded separately, and a border may split a token."""
     merged: list[TextSpan] = []
-    for span in spans:
-        if merged and merged[-1].trusted and span.trusted:
-            merged[-1] = TextSpan(merged[-1].text + span.text, True)
-        elif span.text:
-            merged.append(span)
+    for trusted, run in groupby((span for span in spans if span.text), attrgetter("trusted")):
+        found = list(run)
+        merged += [TextSpan("".join(span.text for span in found), True)] if trusted else found
     return tuple(merged)

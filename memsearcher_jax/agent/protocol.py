@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sequence
 
-from memsearcher_jax.types import Call, Completion, FinishReason, Query, StopReason, encodable
+from memsearcher_jax.types import Call, Completion, FinishReason, Outcome, Query, StopReason, Turn, encodable
 
 THINK = "<think>"
 
@@ -50,6 +50,15 @@ def final_answer(completion: Completion, opening: str = THINK) -> tuple[StopReas
         return STOP_REASONS[completion.finish], ""
     answer = boxed_answer(opening + completion.text)
     return (StopReason.NO_ANSWER, "") if answer is None else (StopReason.ANSWERED, answer)
+
+
+def ended(
+    completion: Completion, turns: Sequence[Turn], last: Turn, counts: Mapping[str, int], opening: str = THINK
+) -> Outcome:
+    """The outcome of a trajectory that ends with this completion, in its `last` turn, or before it for lack of room."""
+    stop, answer = final_answer(completion, opening)
+    shown = turns if stop is StopReason.CONTEXT_FULL else (*turns, last)
+    return Outcome(stop, answer, tuple(shown), dict(counts))
 
 
 def last_box(text: str) -> str | None:

@@ -20,29 +20,20 @@ def react(question: str, *, config: AgentConfig, prompts: Prompts, token_counter
     """Yields `Generate` and `Search`, returns an `Outcome`. A tool call in the last turn is not run."""
     turns: list[Turn] = []
     counts = Counter(calls_ignored=0, calls_clipped=0, passages_clipped=0)
-
-    def outcome(stop: StopReason, *last: Turn, answer: str = "", error: str = "") -> Outcome:
-        return Outcome(stop, answer, (*turns, *last), dict(counts), error)
-
     text = prompts.initial_prompt(question)
     while True:
         completion = yield Generate(text, config.completion_tokens)
-        if completion.finish is FinishReason.CONTEXT_FULL:
-            return outcome(StopReason.CONTEXT_FULL)
-        turn = Turn(memory="", reply=completion.text)
-        bodies = protocol.tool_calls(completion.text)
+        turn, bodies = Turn(memory="", reply=completion.text), protocol.tool_calls(completion.text)
         if completion.finish is not FinishReason.STOP or not bodies:
-            stop, answer = protocol.final_answer(completion)
-            return outcome(stop, turn, answer=answer)
+            return protocol.ended(completion, turns, turn, counts)
         if len(turns) + 1 == config.max_turns:
-            return outcome(StopReason.MAX_TURNS, turn)
+            return Outcome(StopReason.MAX_TURNS, turns=(*turns, turn), counts=dict(counts))
 
         used = yield from run_tool_calls(turn, bodies, config=config, prompts=prompts, token_counter=token_counter)
         counts.update(used.counts)
-        turn = used.turn
+        turns.append(used.turn)
         if used.error and config.on_search_error == "stop":
-            return outcome(StopReason.SEARCH_FAILED, turn, error=used.error)
-        turns.append(turn)
+            return Outcome(StopReason.SEARCH_FAILED, "", tuple(turns), dict(counts), used.error)
         text = prompts.continuation(used.message, think=True)
 
 

@@ -10,24 +10,13 @@ from memsearcher_jax.agent.base import QuestionAgent
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.prompts import Prompts
 from memsearcher_jax.agent.tools import fit_results
-from memsearcher_jax.types import (
-    Completion,
-    FinishReason,
-    Generate,
-    Outcome,
-    Query,
-    Search,
-    StopReason,
-    TokenCounter,
-    Turn,
-    Workflow,
-)
+from memsearcher_jax.types import Generate, Outcome, Query, Search, StopReason, TokenCounter, Turn, Workflow
 
 
 def direct(question: str, *, config: AgentConfig, prompts: Prompts, token_counter: TokenCounter) -> Workflow:
     """Yields one `Generate`, returns an `Outcome`. A tool call is not run and is not an answer."""
     completion = yield Generate(prompts.initial_prompt(question), config.completion_tokens)
-    return _outcome(completion, Turn(memory="", reply=completion.text), {})
+    return protocol.ended(completion, (), Turn(memory="", reply=completion.text), {})
 
 
 def rag(question: str, *, config: AgentConfig, prompts: Prompts, token_counter: TokenCounter) -> Workflow:
@@ -44,14 +33,7 @@ def rag(question: str, *, config: AgentConfig, prompts: Prompts, token_counter: 
     ((_, passages),), counts = fit_results([""], [result], config.observation_tokens, prompts, token_counter)
     completion = yield Generate(prompts.initial_prompt(question, passages), config.completion_tokens)
     turn = Turn(memory="", reply=completion.text, queries=(query,), results=(result,), observation=passages)
-    return _outcome(completion, turn, {"passages_clipped": counts["passages_clipped"]})
-
-
-def _outcome(completion: Completion, turn: Turn, counts: dict[str, int]) -> Outcome:
-    if completion.finish is FinishReason.CONTEXT_FULL:
-        return Outcome(StopReason.CONTEXT_FULL, counts=counts)
-    stop, answer = protocol.final_answer(completion)
-    return Outcome(stop, answer, (turn,), counts)
+    return protocol.ended(completion, (), turn, {"passages_clipped": counts["passages_clipped"]})
 
 
 class Direct(QuestionAgent):

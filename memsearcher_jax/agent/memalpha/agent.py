@@ -15,13 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from memsearcher_jax.agent.base import Complete, PromptTokenizer, ReadingAgent, Scoring
-from memsearcher_jax.agent.memalpha.conversations import (
-    JUDGE_RULES,
-    LONGMEMEVAL,
-    evidence_recall,
-    judge_rule,
-    question_types,
-)
+from memsearcher_jax.agent.memalpha.conversations import JUDGE_RULES, evidence_recall, judge_rule, question_types
 from memsearcher_jax.agent.memalpha.memory import Memory, Store, as_text
 from memsearcher_jax.agent.memalpha.prompts import MemalphaPrompts, load
 from memsearcher_jax.agent.memalpha.reward import (
@@ -216,8 +210,8 @@ class Memalpha(ReadingAgent):
         return [list(itertools.islice(answered, len(stream.questions))) for stream in streams]
 
     def _grade_prompt(self, source: str, question: StreamQuestion, answer: Completion) -> Prompt:
-        rule = judge_rule(question.kind) if source == LONGMEMEVAL else ""
-        return self.prompts.grade_prompt(question.text, str(question.answer), after_thoughts(answer.text), rule)
+        case = question.text, str(question.answer), after_thoughts(answer.text)
+        return self.prompts.grade_prompt(*case, judge_rule(source, question.kind))
 
     def _verdicts(self, trajectories: Sequence[Trajectory], scoring: Scoring) -> list[list[list[Verdict]] | None]:
         """For each trajectory, chunk and call whether its content is valid; None without a judge."""

@@ -33,9 +33,9 @@ _AND = re.compile(r"\band\b")
 _WORD = re.compile(r"\w+")
 
 
-def judge_rule(kind: str) -> str:
-    """The rule for a question of this kind, empty where there is none."""
-    return JUDGE_RULES.get(question_types(kind)[-1], "")
+def judge_rule(source: str, kind: str) -> str:
+    """The rule for a question of this source and kind, empty where there is none."""
+    return JUDGE_RULES.get(question_types(kind)[-1], "") if source == LONGMEMEVAL else ""
 
 
 def question_types(kind: str) -> tuple[str, ...]:

@@ -40,7 +40,8 @@ def test_longmemeval_is_judged_by_the_rule_of_the_type():
     prompts = load(AgentConfig(workflow="memalpha"))
     _, user = chat_messages(prompts.grade_prompt("q?", "gold", "given", JUDGE_RULES["abstention"]))
     assert user.endswith(f"Given answer: given\nRule: {JUDGE_RULES['abstention']}")
-    assert (judge_rule("multi-session_abs"), judge_rule("multi-session")) == (JUDGE_RULES["abstention"], "")
+    asked = ("longmemeval", "multi-session_abs"), ("longmemeval", "multi-session"), ("lme_train", "multi-session_abs")
+    assert [judge_rule(*one) for one in asked] == [JUDGE_RULES["abstention"], "", ""]
     assert question_types("multi-session_abs") == ("multi-session", "abstention")
 
 
