@@ -37,10 +37,8 @@ def conversation_problem(where: str, entry: dict[str, Any], max_words: int, file
         source, make = (LONGMEMEVAL, _longmemeval) if "haystack_sessions" in entry else (LOCOMO, _locomo)
         name, chunks, questions = make(entry, max_words)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise MalformedRow(
-            f"{where}: neither a question of LongMemEval nor a conversation of LoCoMo ({reason})"
-        ) from error
+        reason = f"neither a question of LongMemEval nor a conversation of LoCoMo ({type(error).__name__}: {error})"
+        raise MalformedRow(f"{where}: {reason}") from error
     if not chunks or not questions:
         raise MalformedRow(f"{where}: has {len(chunks)} chunks of text and {len(questions)} questions")
     dataset = file.removesuffix("_cleaned") if file.startswith(f"{source}_") else source

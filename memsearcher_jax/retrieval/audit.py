@@ -71,18 +71,13 @@ def audit(
     audited = []
     for start in range(0, len(problems), MAX_BATCH):
         batch = problems[start : start + MAX_BATCH]
-        found = [
-            searcher.search([problem.question for problem in batch], DEPTHS[-1]),
-            searcher.search([oracle_query(problem) for problem in batch], DEPTHS[-1]),
-        ]
+        asked = [problem.question for problem in batch], [oracle_query(problem) for problem in batch]
+        found = [searcher.search(queries, DEPTHS[-1]) for queries in asked]
         for problem, *rankings in zip(batch, *found, strict=True):
             wanted, named = _needles(problem), [titles[title] for title in problem.supporting_titles]
             missing = tuple(one for one in problem.supporting_titles if is_known and titles[one] not in present)
-            answers: dict[str, float | None] = {"corpus": None}
-            shares: dict[str, float | None] = {"corpus": None}
-            if is_known:
-                answers["corpus"] = float(bool(held & set(wanted))) if wanted else None
-                shares["corpus"] = 1 - len(missing) / len(named) if named else None
+            answers = {"corpus": float(bool(held & set(wanted))) if is_known and wanted else None}
+            shares = {"corpus": 1 - len(missing) / len(named) if is_known and named else None}
             for query, hits in zip(QUERIES, rankings, strict=True):
                 found_titles = [_normal(passage.title) for passage in hits]
                 texts = [_normal(passage.contents) for passage in hits]

@@ -6,15 +6,12 @@ The file is memory-mapped. `pyarrow` is imported where it is used: a config and 
 from __future__ import annotations
 
 import hashlib
-from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Set
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
-
-import numpy as np
 
 from memsearcher_jax.jsonl import MalformedRow, id_field, numbered_lines, parse_object, text_field
 from memsearcher_jax.types import Passage
@@ -84,29 +81,32 @@ def corpus_checksum(source: Source) -> str:
 def store_corpus(source: Source, directory: Path, on_progress: Callable[[int], None] = lambda rows: None) -> Corpus:
     """Write the passages of a source of any size to a file in `directory`, and return the corpus over it.
 
-    Eight bytes of each id are kept in memory meanwhile. `on_progress` receives the number of rows so far.
+    `on_progress` receives the number of rows so far.
 
     Raises as `read_passages` does, ValueError for an id that occurs twice or no passages, OSError for a full disk.
     """
-    import pyarrow
+    import pyarrow.compute
 
     schema = pyarrow.schema([("ids", pyarrow.large_binary()), ("contents", pyarrow.large_binary())])
-    digest, hashes = hashlib.sha256(), array("q")
+    digest, rows = hashlib.sha256(), 0
     passages, path = (passage for _, passage in read_passages(source)), str(directory / CORPUS_FILE)
     with pyarrow.OSFile(path, "wb") as file, pyarrow.ipc.new_file(file, schema) as writer:
         while batch := list(islice(passages, BATCH_ROWS)):
             columns = [[passage.id.encode() for passage in batch], [passage.contents.encode() for passage in batch]]
             writer.write_batch(pyarrow.record_batch(columns, schema=schema))
-            hashes.extend(hash(passage.id) for passage in batch)
             digest.update(b"".join(map(_framed, batch)))
-            on_progress(len(hashes))
-    if not hashes:
+            rows += len(batch)
+            on_progress(rows)
+    if not rows:
         raise ValueError(f"{source_name(source)}: contains no passages")
-    hash_R = np.frombuffer(hashes, np.int64)
-    hash_R.sort()
-    if repeated := set(hash_R[1:][hash_R[1:] == hash_R[:-1]].tolist()):
-        _check_unique(source, repeated)
-    return open_corpus(directory, digest.hexdigest())
+    corpus = open_corpus(directory, digest.hexdigest())
+    counts = pyarrow.compute.value_counts(corpus.ids)
+    repeated = counts.filter(pyarrow.compute.greater(counts.field("counts"), 1)).field("values")
+    if len(repeated):
+        id = repeated[0].as_py().decode()
+        first, second, *_ = (location for location, passage in read_passages(source) if passage.id == id)
+        raise MalformedRow(f'{second}: id "{id}" is already the id of line {first.rpartition(":")[2]}')
+    return corpus
 
 
 def open_corpus(directory: Path, checksum: str) -> Corpus:
@@ -116,16 +116,6 @@ def open_corpus(directory: Path, checksum: str) -> Corpus:
     table = pyarrow.ipc.open_file(pyarrow.memory_map(str(directory / CORPUS_FILE))).read_all()
     table.validate(full=True)  # reads the offsets, beyond which no text may begin
     return Corpus(table["ids"], table["contents"], checksum)
-
-
-def _check_unique(source: Source, hashes: Set[int]) -> None:
-    """Raises ValueError, with both lines, for an id that occurs twice and has one of these hashes."""
-    line_of: dict[str, str] = {}
-    for location, passage in read_passages(source):
-        if hash(passage.id) in hashes:
-            line = location.rpartition(":")[2]
-            if (earlier := line_of.setdefault(passage.id, line)) != line:
-                raise MalformedRow(f'{location}: id "{passage.id}" is already the id of line {earlier}')
 
 
 def _framed(passage: Passage) -> bytes:

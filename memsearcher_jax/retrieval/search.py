@@ -48,10 +48,8 @@ class LocalSource:
         return {"passages": len(self.corpus)}
 
     def search(self, queries: list[str], top_n: int) -> list[list[Passage]]:
-        return [
-            [self.corpus.passage(row, score) for row, score in zip(ids_N.tolist(), scores_N.tolist(), strict=True)]
-            for ids_N, scores_N in self.retriever.search(queries, top_n)
-        ]
+        rankings = self.retriever.search(queries, top_n)
+        return [list(map(self.corpus.passage, ids_N.tolist(), scores_N.tolist())) for ids_N, scores_N in rankings]
 
 
 @dataclass(frozen=True)
@@ -107,9 +105,7 @@ def open_searcher(
     source: Source
     if config.url:
         if config.corpus or config.index:
-            raise ValueError(
-                "retrieval.url names a service with a corpus of its own: leave out retrieval.corpus and index"
-            )
+            raise ValueError("retrieval.url is a service with its own corpus: leave out retrieval.corpus and index")
         source = SearchClient(config.url, config.timeout)
         source.check(max_outage)
     else:

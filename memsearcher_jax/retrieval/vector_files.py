@@ -63,15 +63,14 @@ class EmbeddingShards:
 
     def load(self, shard: int) -> np.ndarray:
         """One shard as stored, memory-mapped. Raises ValueError if it is damaged or of another index."""
+        path, shape = self.path(shard), (len(self.row_range(shard)), self.size)
         try:
-            stored_BD = np.load(self.path(shard), mmap_mode="r")
+            stored_BD = np.load(path, mmap_mode="r")
         except (ValueError, EOFError) as error:
-            raise ValueError(f"{self.path(shard)}: is damaged ({error}); delete it") from error
-        found, expected = stored_BD.shape, (len(self.row_range(shard)), self.size)
-        if (stored_BD.dtype, found) != (self.dtype, expected):
-            raise ValueError(
-                f"{self.path(shard)}: contains {stored_BD.dtype} {found}, not {self.dtype} {expected}; delete it"
-            )
+            raise ValueError(f"{path}: is damaged ({error}); delete it") from error
+        if (stored_BD.dtype, stored_BD.shape) != (self.dtype, shape):
+            found = f"{stored_BD.dtype} {stored_BD.shape}"
+            raise ValueError(f"{path}: contains {found}, not {self.dtype} {shape}; delete it")
         return stored_BD
 
     def read(self) -> np.ndarray:
@@ -100,9 +99,7 @@ def read_embeddings(path: Path) -> np.ndarray:
     else:
         vectors_RD = _read_flat_index(path, header)
     if vectors_RD.ndim != 2 or not vectors_RD.size or vectors_RD.dtype.kind != "f":
-        raise ValueError(
-            f"{path}: contains {vectors_RD.dtype} {list(vectors_RD.shape)}, expected rows of floating-point numbers"
-        )
+        raise ValueError(f"{path}: contains {vectors_RD.dtype} {list(vectors_RD.shape)}, expected rows of floats")
     return vectors_RD
 
 
@@ -112,17 +109,13 @@ def _read_flat_index(path: Path, header: bytes) -> np.ndarray:
     Other FAISS indexes reorder or compress their vectors, or compare them otherwise, and are rejected.
     """
     if header[:4] != FLAT_KIND:
-        raise ValueError(
-            f"{path}: is neither a .npy array nor FAISS's IndexFlatIP (it begins with {header[:4]!r}): write the "
-            "vectors to a .npy file"
-        )
+        found = f"is neither a .npy array nor FAISS's IndexFlatIP (it begins with {header[:4]!r})"
+        raise ValueError(f"{path}: {found}: write the vectors to a .npy file")
     if len(header) < FLAT_HEADER.size:
         raise ValueError(f"{path}: is truncated")
     _, size, rows, *_, floats = FLAT_HEADER.unpack(header)
-    expected = FLAT_HEADER.size + 4 * rows * size
-    if floats != rows * size or path.stat().st_size != expected:
-        raise ValueError(
-            f"{path}: has {path.stat().st_size} bytes, but {rows} x {size} vectors need {expected}; "
-            "join the parts of a file that is published in parts"
-        )
+    found, expected = path.stat().st_size, FLAT_HEADER.size + 4 * rows * size
+    if floats != rows * size or found != expected:
+        needed = f"{rows} x {size} vectors need {expected}"
+        raise ValueError(f"{path}: has {found} bytes, but {needed}; join the parts of one published in parts")
     return np.memmap(path, "<f4", mode="r", offset=FLAT_HEADER.size, shape=(rows, size))

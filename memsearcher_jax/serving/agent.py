@@ -280,8 +280,7 @@ class AgentService:
         temperature = default.temperature if params.temperature is None else params.temperature
         top_p = default.top_p if params.top_p is None else params.top_p
         max_tokens = int(min(step.max_tokens, request.tokens_left))
-        completion = yield replace(
-            step, max_tokens=max_tokens, overrides=Overrides(params.seed, temperature, top_p, progress)
-        )
+        overrides = Overrides(params.seed, temperature, top_p, progress)
+        completion = yield replace(step, max_tokens=max_tokens, overrides=overrides)
         show(completion.text)
         return completion

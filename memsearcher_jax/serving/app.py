@@ -45,20 +45,17 @@ PAGE_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-
 
 LOOPBACK = ["127.0.0.1", "localhost", "[::1]"]
 
-_OFF = "presence_penalty frequency_penalty logprobs top_logprobs prompt_logprobs min_p min_tokens ignore_eos echo"
-_EMPTY = "tools functions logit_bias audio stop_token_ids bad_words structured_outputs "
-_EMPTY += "guided_json guided_choice guided_regex guided_grammar"
+_REFUSED = "presence_penalty frequency_penalty logprobs top_logprobs prompt_logprobs min_p min_tokens ignore_eos echo "
+_REFUSED += "tools functions logit_bias audio stop stop_token_ids bad_words structured_outputs "
+_REFUSED += "guided_json guided_choice guided_regex guided_grammar"
 NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(_REFUSED.split(), ()),
     **dict.fromkeys(("n", "best_of", "repetition_penalty"), (1,)),
-    **dict.fromkeys(_OFF.split(), (0,)),
-    **dict.fromkeys(_EMPTY.split(), ()),
     **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
-    "top_k": (-1, 0),
-    "stop": ("",),
-    "response_format": ({"type": "text"},),
+    **{"top_k": (-1,), "response_format": ({"type": "text"},)},
 }
-"""Parameters of OpenAI's and vLLM's that would change the answer, with the values that change nothing, as empty ones
-do: others are refused."""
+"""Parameters of OpenAI's and vLLM's that would change the answer, with the values that change nothing, as 0 and empty
+ones do: others are refused."""
 DISCONNECTED = 499  # as in nginx's log; nobody reads it
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error", 504: "timeout_error"}
 
@@ -169,7 +166,7 @@ def make_app(
         if body.model != name:
             raise HTTPException(404, f"model: {body.model[:100]!r} is not served: use {name!r}")
         for parameter, neutral in NEUTRAL.items():
-            if (body.model_extra or {}).get(parameter) not in (None, [], {}, *neutral):
+            if (value := (body.model_extra or {}).get(parameter)) and value not in neutral:
                 raise HTTPException(400, f"{parameter}: the agent does not support it")
         params, (*earlier, last) = body.params, body.messages
         try:

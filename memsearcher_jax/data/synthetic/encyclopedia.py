@@ -49,10 +49,7 @@ def make_encyclopedia(config: EncyclopediaConfig) -> Encyclopedia:
     """Generate the encyclopedia. Raises ValueError if the societies are too small for the settings."""
     names = NameGenerator(named_random(config.seed, "names"))
     people = {"train": config.train_people, "test": config.test_people, "other": config.other_people}
-    societies = {
-        split: _society(named_random(config.seed, split, "society"), names, count, split)
-        for split, count in people.items()
-    }
+    societies = {split: _society(config.seed, names, count, split) for split, count in people.items()}
     entities = {entity.name: entity for society in societies.values() for entity in society}
     order = list(entities.values())
     rng = named_random(config.seed, "passages")
@@ -63,12 +60,13 @@ def make_encyclopedia(config: EncyclopediaConfig) -> Encyclopedia:
     return Encyclopedia(passages, entities, train, test)
 
 
-def _society(rng: random.Random, names: NameGenerator, people: int, split: str) -> list[Entity]:
+def _society(seed: int, names: NameGenerator, people: int, split: str) -> list[Entity]:
     """Two generations of families, and their cities, countries, firms and films."""
     if people == 0 and split == "other":
         return []
     if people < 16:
         raise ValueError(f"data.encyclopedia.{split}_people is {people}: a society needs at least 16 people")
+    rng = named_random(seed, split, "society")
     countries = [names.country() for _ in range(max(2, people // 16))]
     cities = [names.town() for _ in range(people // 4)]
     firms = [names.firm() for _ in range(people // 4)]

@@ -26,14 +26,7 @@ import numpy as np
 
 from memsearcher_jax.jsonl import numbered_lines
 from memsearcher_jax.retrieval import scann_index
-from memsearcher_jax.retrieval.builder.build_dir import (
-    check_absent,
-    explain_disk_full,
-    locked,
-    staging_dir,
-    write_json,
-    write_manifest,
-)
+from memsearcher_jax.retrieval.builder import build_dir
 from memsearcher_jax.retrieval.config import MAX_BATCH, RetrievalConfig
 from memsearcher_jax.retrieval.corpus import Corpus, Source, corpus_checksum, open_corpus, source_name, store_corpus
 from memsearcher_jax.retrieval.hashing_encoder import HASHING_NAME, TextEncoder, fit_hashing
@@ -68,11 +61,11 @@ def prepare_corpus(source: Source, directory: Path, on_progress: ProgressFn = la
 
     Raises as `store_corpus`, and ValueError for passages that changed since the build started.
     """
-    check_absent(directory)
+    build_dir.check_absent(directory)
     if isinstance(source, Path):
         next(numbered_lines(source), None)  # raises for a missing file or a folder, before anything is written
-    staging = staging_dir(directory)
-    with explain_disk_full(staging), locked(staging, "corpus", wait=True):
+    staging = build_dir.staging_dir(directory)
+    with build_dir.explain_disk_full(staging), build_dir.locked(staging, "corpus", wait=True):
         if (staging / CORPUS).exists():
             checksum = json.loads((staging / CORPUS).read_text())["checksum"]
             if checksum != corpus_checksum(source):
@@ -84,7 +77,7 @@ def prepare_corpus(source: Source, directory: Path, on_progress: ProgressFn = la
         except ValueError:
             shutil.rmtree(staging)  # it contains nothing of an invalid corpus that a later build could use
             raise
-        write_json(staging / CORPUS, {"checksum": corpus.checksum})
+        build_dir.write_json(staging / CORPUS, {"checksum": corpus.checksum})
         return corpus
 
 
@@ -114,8 +107,8 @@ def build_index(
       OSError: the disk is full. Finished steps are kept, and the next call continues.
     """
     directory = directory.resolve()  # "." has no name, and a link cannot be replaced by a folder
-    corpus, staging = prepare_corpus(source, directory, on_progress), staging_dir(directory)
-    with explain_disk_full(staging), locked(staging, f"shard{shard.index}"):
+    corpus, staging = prepare_corpus(source, directory, on_progress), build_dir.staging_dir(directory)
+    with build_dir.explain_disk_full(staging), build_dir.locked(staging, f"shard{shard.index}"):
         vectors: dict[str, Any] = {"vectors": None}
         if config.method != "bm25":
             if model is None:
@@ -136,7 +129,7 @@ def build_index(
         for partial in staging.rglob("*.partial"):  # of processes that were killed
             partial.unlink()
         manifest = {"format": FORMAT, "checksum": corpus.checksum, "passages": len(corpus), **vectors}
-        write_manifest(staging, manifest, omitted=TEMPORARY)
+        build_dir.write_manifest(staging, manifest, omitted=TEMPORARY)
         for name in TEMPORARY:
             (staging / name).unlink(missing_ok=True)
         staging.rename(directory)  # which may exist, but is empty
@@ -167,13 +160,11 @@ class _VectorBuild:
         if (self.staging / BUILD).exists():
             stored = json.loads((self.staging / BUILD).read_text())
             for name, value in build.items():
-                if stored.get(name) != value:
-                    raise ValueError(
-                        f"{self.staging} was started with {name} {stored.get(name)!r}, not {value!r}: use the same "
-                        "settings, or delete that folder to restart"
-                    )
+                if (old := stored.get(name)) != value:
+                    reason = f"was started with {name} {old!r}, not {value!r}"
+                    raise ValueError(f"{self.staging} {reason}: use the same, or delete that folder to restart")
         self.shards.directory.mkdir(exist_ok=True)
-        write_json(self.staging / BUILD, build)
+        build_dir.write_json(self.staging / BUILD, build)
         return {"vectors": vectors, "index_type": self.config.index_type}
 
     def _checked(self, precomputed: np.ndarray) -> str:
