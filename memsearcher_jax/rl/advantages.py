@@ -38,7 +38,7 @@ def multi_context_advantages(
     """
     # U: what has a reward of its own, a trajectory or a context.
     rewarded = [
-        (reward, group, contexts, _is_correct(one), hints_C)
+        (reward, group, contexts, one.scores, hints_C)
         for one, number, hints_C in zip(scored, group_R, hints or [None] * len(scored), strict=True)
         for reward, group, contexts in _rewarded_contexts(one, number, settings)
         if not math.isnan(reward)
@@ -56,12 +56,12 @@ def multi_context_advantages(
             np.array(context.sampled, bool),
             float(advantage),
             number,
-            is_correct,
+            1.0 in (scores.get("exact_match"), scores.get("accuracy")),  # all of its answers are correct
             context.version,
             hint=hints_C[number][0] if hints_C else (),
             hint_place=hints_C[number][1] if hints_C else 0,
         )
-        for (_, group, contexts, is_correct, hints_C), advantage in zip(rewarded, advantage_U, strict=True)
+        for (_, group, contexts, scores, hints_C), advantage in zip(rewarded, advantage_U, strict=True)
         if (settings.keep_constant_reward_groups and not settings.refill) or mixed[group]
         for number, context in contexts
         if any(context.sampled)
@@ -89,16 +89,6 @@ def _rewarded_contexts(
         first = {"all_contexts": 0, "last_context": -1}[settings.credit]
         yield scored.reward, str(number), contexts[first:]
         return
-    if len(scored.context_rewards) != len(contexts):
-        raise ValueError(
-            f"{len(scored.context_rewards)} rewards for the {len(contexts)} contexts of problem "
-            f"{scored.trajectory.problem.id!r}"
-        )
     for (position, context), reward in zip(contexts, scored.context_rewards, strict=True):
         group = f"{number}/{position}" if settings.advantage_scope == "position" else str(number)
         yield reward, group, ((position, context),)
-
-
-def _is_correct(scored: ScoredTrajectory) -> bool:
-    """Whether all of its answers are correct."""
-    return 1.0 in (scored.scores.get("exact_match"), scored.scores.get("accuracy"))

@@ -87,10 +87,12 @@ class Collector:
         return make_rollout_batch(scored, stats, self.run.config.rl, hints)
 
     def with_metrics(self, batch: RolloutBatch) -> RolloutBatch:
-        """The complete batch of a step with its metrics."""
+        """The complete batch of a step with its metrics. Raises RunEnded where an agent's own numbers fail."""
         mixed = batch.mixed_groups(self.run.config.rl.group_size)
-        metrics = trajectory_metrics(batch.summaries, self.run.agent) | rollout_metrics(batch.stats)
-        metrics["frac_mixed_groups"] = sum(mixed) / max(1, len(mixed))
-        if correct := [np.asarray(one.logprobs)[np.asarray(one.sampled)] for one in batch.examples if one.correct]:
-            metrics[MetricName.CORRECT_LOGPROB] = float(np.concatenate(correct).mean())
-        return replace(batch, metrics=metrics)
+        with self.hosts.guarded():
+            metrics = trajectory_metrics(batch.summaries, self.run.agent) | rollout_metrics(batch.stats)
+            metrics["frac_mixed_groups"] = sum(mixed) / max(1, len(mixed))
+            if correct := [np.asarray(one.logprobs)[np.asarray(one.sampled)] for one in batch.examples if one.correct]:
+                metrics[MetricName.CORRECT_LOGPROB] = float(np.concatenate(correct).mean())
+            return replace(batch, metrics=metrics)
+        raise self.hosts.ended()

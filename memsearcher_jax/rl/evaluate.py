@@ -73,14 +73,18 @@ class Evaluator:
             return self.evaluate(state, recovery, timer)
 
     def evaluate(self, state: RunState, recovery: Recovery, timer: Timer) -> Metrics:
-        """The test metrics of the weights. Raises RunEnded on all hosts if one is to stop, or if searches failed."""
+        """The test metrics of the weights. Raises RunEnded on all hosts if one is to stop, or if it was lost."""
         jobs, batch = make_jobs(self.run.problems.test, 1), None
         jobs = [jobs[number] for number in self.hosts.share(len(jobs))]
         with self.hosts.guarded():
             self.hosts.check()
             scored = evaluate(self.run, self.driver, state.params, timer.notify, self.reward_fn, jobs)
             batch = RolloutBatch((), [summarize_trajectory(one) for one in scored])
-        metrics = trajectory_metrics(exchange(self.hosts, batch).summaries, self.run.agent)
+        batch, metrics = exchange(self.hosts, batch), None
+        with self.hosts.guarded():  # an agent's own numbers may fail
+            metrics = trajectory_metrics(batch.summaries, self.run.agent)
+        if metrics is None:
+            raise self.hosts.ended()
         recovery.monitor.record_evaluation(state.step, metrics)
         return {f"test/{name}": value for name, value in metrics.items()}
 

@@ -16,8 +16,7 @@ from memsearcher_jax.rl.metrics import Metrics
 from memsearcher_jax.rl.state import RunState
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.runtime.ending import RunEnded
-from memsearcher_jax.runtime.profiler import profiled
-from memsearcher_jax.runtime.timing import Timer
+from memsearcher_jax.runtime.timing import Timer, profiled
 from memsearcher_jax.training.checkpoint import Checkpoints
 
 

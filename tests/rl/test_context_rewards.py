@@ -154,9 +154,3 @@ def test_missing_rewards_are_ignored():
         [0.707, -0.707], abs=1e-3
     )
     assert advantages([(nan,)], [0], "position") == []
-
-
-def test_every_context_needs_a_reward():
-    with pytest.raises(ValueError, match=r"1 rewards for the 2 contexts of problem 's'"):
-        scored = ScoredTrajectory(trajectory(2), 0.0, context_rewards=(1.0,))
-        multi_context_advantages([scored], [0], RLConfig(advantage_scope="pooled"))

@@ -3,6 +3,7 @@
 import errno
 import math
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -175,6 +176,10 @@ def error_in_a_rollout(run):
     run.in_rollout = lambda: 1 / 0
 
 
+def numbers_of_an_own_agent(step, run):
+    run.collector.run.agent = SimpleNamespace(numbers=lambda summary: {"n": 1 / (run.state.step < step)})
+
+
 def interrupt(run):
     run.in_rollout = lambda: run.hosts.stop(EndReason.INTERRUPT, "Ctrl-C") or run.hosts.check()
 
@@ -190,6 +195,8 @@ def skipped_updates(run):
         (answerer_outage, 85, FAULTY),
         (answerer_outage_in_an_evaluation, 85, FAULTY + 2),
         (error_in_a_rollout, 1, FAULTY),
+        (partial(numbers_of_an_own_agent, FAULTY), 1, FAULTY),
+        (partial(numbers_of_an_own_agent, 6), 1, 6),  # of an evaluation
         (interrupt, 130, FAULTY),
         (skipped_updates, 1, 2),  # all from the first step on
     ],
