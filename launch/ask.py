@@ -35,7 +35,7 @@ from memsearcher_jax.data.documents import (
     read_passages,
 )
 from memsearcher_jax.launch import cli, outputs, preconditions
-from memsearcher_jax.launch.activity import announced
+from memsearcher_jax.logs.progress import announced
 from memsearcher_jax.python_files import described
 from memsearcher_jax.report import console as show
 from memsearcher_jax.types import (

@@ -18,7 +18,7 @@ import tyro
 from rich.console import Console
 
 from memsearcher_jax.launch import cli, outputs
-from memsearcher_jax.launch.activity import announced
+from memsearcher_jax.logs.progress import announced
 from memsearcher_jax.report.comparison import compare_evaluations, read_evaluation, show_comparison
 
 

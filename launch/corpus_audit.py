@@ -15,8 +15,8 @@ from memsearcher_jax.data.problems import DataConfig, load
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.jsonl import encode_line
 from memsearcher_jax.launch import preconditions
-from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.logs.progress import announced
 from memsearcher_jax.report.console import make_table, safe_text
 from memsearcher_jax.retrieval import audit
 from memsearcher_jax.retrieval.index import open_index_corpus

@@ -32,8 +32,7 @@ from memsearcher_jax.config import RunConfig, differences
 from memsearcher_jax.data.benchmarks import BENCHMARKS, resolve
 from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.launch import cli, job_output, outputs, preconditions
-from memsearcher_jax.launch.activity import announced
-from memsearcher_jax.logs.progress import Progress
+from memsearcher_jax.logs.progress import Progress, announced
 from memsearcher_jax.logs.run_facts import RESULTS_FILE, WEIGHTS_FILE
 from memsearcher_jax.ranges import JoinSeconds
 from memsearcher_jax.report.evaluation import show_results, summarize_evaluation

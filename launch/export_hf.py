@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from memsearcher_jax.launch import cli, outputs, preconditions
-from memsearcher_jax.launch.activity import announced
+from memsearcher_jax.logs.progress import announced
 from memsearcher_jax.runtime.export_settings import write_export_config
 
 

@@ -16,7 +16,7 @@ from typing import Annotated
 import tyro
 
 from memsearcher_jax.launch import cli, outputs
-from memsearcher_jax.launch.activity import announced
+from memsearcher_jax.logs.progress import announced
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memsearcher_jax.launch import cli, outputs, preconditions
-from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.logs.metrics import METRICS_FILE, read_metrics
-from memsearcher_jax.logs.progress import format_metrics
+from memsearcher_jax.logs.progress import announced, format_metrics
 from memsearcher_jax.logs.run_facts import PAGE, RESULTS_FILE
 from memsearcher_jax.report.page.html import MAX_TRAJECTORIES, write_page
 from memsearcher_jax.report.plots import CURVES_FILE, training_curves

@@ -25,8 +25,8 @@ import tyro
 
 from memsearcher_jax.config import RunConfig, agent_of, differences
 from memsearcher_jax.launch import cli, outputs, preconditions
-from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.launch.pod.tpu_slices import find_slice
+from memsearcher_jax.logs.progress import announced
 from memsearcher_jax.planning import roofline
 from memsearcher_jax.planning.roofline import CHIPS, Phase, Topology, Workload
 

@@ -21,8 +21,8 @@ from typing import Annotated
 import tyro
 
 from memsearcher_jax.launch import cli, outputs
-from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.logs.metrics import METRICS_FILE
+from memsearcher_jax.logs.progress import announced
 from memsearcher_jax.logs.run_facts import PAGE, has_ended
 from memsearcher_jax.ranges import Count
 from memsearcher_jax.report.page.html import MAX_TRAJECTORIES, write_page

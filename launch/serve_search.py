@@ -23,7 +23,7 @@ from typing import Any
 
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.launch import cli, preconditions
-from memsearcher_jax.launch.activity import announced
+from memsearcher_jax.logs.progress import announced
 from memsearcher_jax.ranges import Port
 from memsearcher_jax.retrieval.config import HASHING, ConnectionLimits, ServiceLimits
 from memsearcher_jax.retrieval.search import LocalSource, Searcher, open_searcher

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 
 from memsearcher_jax.config import agent_of, differences, to_dict
 from memsearcher_jax.launch import cli, job_output
-from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.logs import trackers
 from memsearcher_jax.logs.metrics import MetricsWriter
-from memsearcher_jax.logs.progress import Progress
+from memsearcher_jax.logs.progress import Progress, announced
 from memsearcher_jax.logs.run_facts import has_ended
 from memsearcher_jax.runtime import hub, load_weights, preemption
 from memsearcher_jax.runtime.inputs import keep_inputs, with_own_inputs

@@ -23,10 +23,9 @@ import tyro
 
 from memsearcher_jax.config import to_dict
 from memsearcher_jax.launch import cli, job_output, outputs, preconditions
-from memsearcher_jax.launch.activity import announced
 from memsearcher_jax.logs import trackers
 from memsearcher_jax.logs.metrics import MetricsWriter
-from memsearcher_jax.logs.progress import Progress
+from memsearcher_jax.logs.progress import Progress, announced
 from memsearcher_jax.logs.run_facts import has_ended
 from memsearcher_jax.ranges import JoinSeconds
 from memsearcher_jax.runtime import preemption
@@ -80,7 +79,6 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             from memsearcher_jax.rl import setup
             from memsearcher_jax.rl.state import initial_state, needs_initial_weights, require_trained, restored_state
             from memsearcher_jax.rl.training_run import open_collector, train_run
-            from memsearcher_jax.runtime.profiler import check_step
             from memsearcher_jax.training import checkpoint
 
             own = with_own_inputs(out, config) if flags.resume else config
@@ -101,7 +99,8 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
                     line = f"step {done} of {steps} is already done; raise --rl.steps to continue"
                     job_output.show_result(flags, out, place, line)
                 return
-            check_step(flags.profile, done or 0, steps)
+            if flags.profile is not None and not (done or 0) <= flags.profile < steps:
+                raise ValueError(f"--profile {flags.profile}: choose a step from {done or 0} to {steps - 1}")
             begin("loading the weights")
             state, start = restored_state(run, out, config) if flags.resume else initial_state(run, config)
             collector = open_collector(state, start, hosts)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import TextIO
 
@@ -128,3 +129,14 @@ class Progress:
         """Estimated from the items that this process completed, without those of an interrupted run."""
         seconds_each = (self._clock() - self._started) / max(self._done - self._first_done, 1)
         return str(timedelta(seconds=round(seconds_each * max(self._total - self._done, 0))))
+
+
+@contextlib.contextmanager
+def announced(activity: str = "starting", every_s: float = 8.0) -> Iterator[Callable[[str], None]]:
+    """Says on stderr every `every_s` seconds what a command does that has nothing to show yet, and for how long.
+
+    That is `activity`, or what the given function was called with since.
+    """
+    with Progress("", 0, quiet_s=every_s) as progress:
+        progress.activity(activity)
+        yield progress.activity

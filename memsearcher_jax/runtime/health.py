@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -95,13 +95,17 @@ class HealthMonitor:
         """
         if skipped := metrics.get("skipped_updates", 0.0):
             self.notify(f"step {step}: skipped {skipped:.0f} updates: their gradient is not finite")
-        beyond = dict(self._faults(metrics))
-        if LOST not in beyond:
-            beyond |= dict(self._exceeded(metrics))
+        beyond: dict[str, str] = {}
+        if lost := self.is_outage(metrics):
+            beyond[LOST] = f"{metrics[MetricName.UNSCORED]:.0%} of the trajectories were lost to faults (health.{LOST})"
+        if (updates := metrics.get("updates")) and skipped == updates:
+            beyond[SKIPPED] = f"no update had a finite gradient in {self._config.patience} consecutive steps"
+        if not lost:
+            beyond |= self._exceeded(metrics)
             self._update_means(metrics)
         state, must_roll_back = self.state, False
-        unmeasured = set() if metrics.get("updates") else {SKIPPED}
-        if LOST in beyond:
+        unmeasured = set() if updates else {SKIPPED}
+        if lost:
             unmeasured |= state.consecutive_steps.keys() - {LOST}
         kept = {limit: count for limit, count in state.consecutive_steps.items() if limit in unmeasured}
         state.consecutive_steps = kept | {limit: state.consecutive_steps.get(limit, 0) + 1 for limit in beyond}
@@ -120,25 +124,13 @@ class HealthMonitor:
 
     def alarms(self, metrics: Mapping[str, float]) -> int:
         """How many limits the metrics of a step exceed."""
-        return len(dict(self._exceeded(metrics)))
-
-    @property
-    def _can_roll_back(self) -> bool:
-        return self.rolls_back and self.state.best_step is not None and self.state.rollbacks < MAX_ROLLBACKS
-
-    def _faults(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-        """(LOST or SKIPPED, message), where they are true of a step."""
-        if self.is_outage(metrics):
-            lost = metrics[MetricName.UNSCORED]
-            yield LOST, f"{lost:.0%} of the trajectories were lost to faults (health.{LOST})"
-        if (updates := metrics.get("updates")) and metrics.get("skipped_updates") == updates:
-            yield SKIPPED, f"no update had a finite gradient in {self._config.patience} consecutive steps"
+        return len(self._exceeded(metrics))
 
     def _end(self, limit: str, message: str) -> None:
         """Raises RunEnded where `patience` steps beyond this limit end the run."""
         if limit == LOST:
             raise RunEnded(EndReason.OUTAGE, message)
-        if self._can_roll_back:
+        if self.rolls_back and self.state.best_step is not None and self.state.rollbacks < MAX_ROLLBACKS:
             return
         if limit == SKIPPED:  # skipped updates leave the weights as they were, so these are not suspect
             raise RunEnded(EndReason.FAILURE, message)
@@ -158,9 +150,9 @@ class HealthMonitor:
                     mean = sum(recent) / patience
                     state.best_means[metric] = max(mean, state.best_means.get(metric, mean))
 
-    def _exceeded(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-        """(limit, message) of every limit that the metrics exceed."""
-        config, best = self._config, self.state.best_means
+    def _exceeded(self, metrics: Mapping[str, float]) -> dict[str, str]:
+        """The message of every limit that the metrics exceed."""
+        config, best, beyond = self._config, self.state.best_means, dict[str, str]()
         reward, likelihood = best.get(MetricName.REWARD, 0.0), best.get(MetricName.CORRECT_LOGPROB)
         lowest: list[tuple[str, str, float]] = []
         if config.min_reward_fraction and reward > 0 and not math.isnan(metrics.get(MetricName.REWARD, math.nan)):
@@ -170,7 +162,8 @@ class HealthMonitor:
         for name, metric, bound in lowest:
             if not (value := metrics.get(metric, bound)) >= bound:  # NaN is below it, too
                 mean = f"its best mean over {config.patience} steps is {best[metric]:.4g}"
-                yield name, f"{metric} is {value:.4g}, {mean}, and health.{name} {getattr(config, name):g}"
+                beyond[name] = f"{metric} is {value:.4g}, {mean}, and health.{name} {getattr(config, name):g}"
         limit, entropy = config.max_entropy, metrics.get(MetricName.ENTROPY)
         if limit and entropy is not None and not entropy <= limit:  # NaN is beyond it, too
-            yield "max_entropy", f"{MetricName.ENTROPY} is {entropy:.4g} and health.max_entropy {limit:g}"
+            beyond["max_entropy"] = f"{MetricName.ENTROPY} is {entropy:.4g} and health.max_entropy {limit:g}"
+        return beyond

@@ -31,7 +31,7 @@ import tyro
 from faulty_host import Fault
 
 from memsearcher_jax.launch import cli, tpu_train
-from memsearcher_jax.launch.activity import announced
+from memsearcher_jax.logs.progress import announced
 from memsearcher_jax.runtime import preemption
 
 MAX_RESTARTS = 30

@@ -6,7 +6,7 @@ import time
 from rich.console import Console
 
 from memsearcher_jax.launch import ask
-from memsearcher_jax.launch.activity import announced
+from memsearcher_jax.logs.progress import announced
 from memsearcher_jax.runtime.run_dir import located
 
 

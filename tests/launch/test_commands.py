@@ -77,6 +77,7 @@ def test_resume_makes_the_last_evaluation_and_the_report_that_a_stop_prevented(r
         ("--config qwen05b", "model.vocab_size is 2048 in {run}, but --config and --checkpoint give 151936"),
         ("--checkpoint {run}", "model.path is '' in {run}, but --config and --checkpoint give '{run}'"),
         ("--rl.steps 4 --training.minibatch_rows 12", "12 does not divide over 8 devices"),
+        ("--rl.steps 4 --profile 4", "--profile 4: choose a step from 2 to 3"),
     ],
 )
 def test_an_invalid_resume_is_an_error_and_changes_nothing(flags, line, run, refused, snapshot):
