@@ -15,16 +15,7 @@ from memsearcher_jax.agent.base import QuestionAgent
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.prompts import ASSISTANT, Prompts, fill
 from memsearcher_jax.agent.reward import Parsed
-from memsearcher_jax.types import (
-    FinishReason,
-    Generate,
-    Outcome,
-    Problem,
-    Prompt,
-    TokenCounter,
-    Turn,
-    Workflow,
-)
+from memsearcher_jax.types import FinishReason, Generate, Outcome, Problem, Prompt, TokenCounter, Turn, Workflow
 
 
 @dataclass(frozen=True)
