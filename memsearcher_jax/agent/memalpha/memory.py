@@ -190,4 +190,4 @@ def _fit_core(content: Json, budget: int, token_counter: TokenCounter) -> tuple[
     notice = f" [content exceeds {budget} tokens, truncated]"
     words, room = text.split(), budget - token_counter.count(notice)
     kept = bisect_right(range(1, len(words)), room, key=lambda count: token_counter.count(" ".join(words[:count])))
-    return " ".join(words[:kept]) + notice, excess
+    return token_counter.clip(" ".join(words[:kept]) + notice, budget), excess

@@ -38,6 +38,7 @@ def test_a_core_over_its_budget_is_cut_at_a_word():
     assert (fits.core, result.tokens_cut) == ("w\n" * 20, 0)
     one_word, _ = Memory(core_budget=20).update(CORE, "." * 21, None, COUNTER)
     assert one_word.core == notice
+    assert Memory(core_budget=3).update(CORE, "w " * 9, None, COUNTER)[0].core_tokens == 3, "less than the notice"
 
 
 contents = st.sampled_from(["a", "b b", "", "c, d", "long " * 30, 7, None, ["x", "y"]])
