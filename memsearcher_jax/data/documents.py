@@ -194,20 +194,19 @@ def read_html(path: Path) -> list[Section]:
 def read_pdf(path: Path) -> list[Section]:
     """A section per page. Lines are joined, and words that were divided at the end of a line."""
     from pypdf import PdfReader
+    from pypdf.errors import FileNotDecryptedError
 
     try:
-        reader = PdfReader(path)
-        is_readable = not reader.is_encrypted or bool(reader.decrypt(""))
-        pages = [valid_text(page.extract_text()) for page in reader.pages] if is_readable else []
-        title = str(reader.metadata.title or "").strip() if is_readable and reader.metadata else ""
+        reader = PdfReader(path)  # which tries an empty password
+        pages = [valid_text(page.extract_text()) for page in reader.pages]
+        title = valid_text(str((reader.metadata and reader.metadata.title) or "")).strip()
+    except FileNotDecryptedError as error:
+        raise UnreadableDocument(f"{path}: is encrypted: remove the password first") from error
     except Exception as error:  # pypdf raises errors of many kinds for damaged files
         raise UnreadableDocument(f"{path}: not a PDF that can be read ({' '.join(str(error).split())})") from error
-    if not is_readable:
-        raise UnreadableDocument(f"{path}: is encrypted: remove the password first")
     if not any(page.strip() for page in pages):
         raise UnreadableDocument(f"{path}: contains no text: recognise the text of scanned pages (OCR) first")
     joined = [re.sub(r"[ \t]*\n(?!\s*\n)", " ", re.sub(r"(?<=\w)-\n(?=[a-z])", "", page)) for page in pages]
-    title = valid_text(title)
     return [Section((title or path.stem,), page, page=number) for number, page in enumerate(joined, start=1)]
 
 

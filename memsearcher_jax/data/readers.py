@@ -215,14 +215,11 @@ def _stream_problem(where: str, row: dict[str, Any]) -> Problem:
 
 
 def _stream_question(where: str, entry: Any) -> StreamQuestion:
-    try:
-        question, answer = entry["question"], entry["answer"]
-    except (KeyError, TypeError) as error:
-        raise MalformedRow(f'{where}: an entry of "questions_and_answers" needs a question and an answer') from error
+    fields = entry if isinstance(entry, dict) else {}
+    question, answer, kind = (fields.get(name) for name in ("question", "answer", "kind"))
     answers = answer if isinstance(answer, list) else [answer]
     if not isinstance(question, str) or not question.strip() or not answers or not all(map(_is_answer, answers)):
-        raise MalformedRow(f"{where}: a question must be a text, and its answer a text or a list of texts")
-    kind = entry.get("kind", "")
+        raise MalformedRow(f'{where}: "question" must be a text, and its "answer" a text or a list of texts')
     return StreamQuestion(valid_text(question), _valid(answer), kind if isinstance(kind, str) else "")
 
 

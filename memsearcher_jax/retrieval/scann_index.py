@@ -113,15 +113,12 @@ def tune(index: ScannIndex, queries_QD: np.ndarray, exact: Sequence[Ranking], ta
     Raises ValueError if all leaves do not reach it.
     """
 
-    def searching(leaves: int) -> ScannIndex:
-        return replace(index, leaves_searched=leaves)
-
     def recall(leaves: int) -> float:
-        return mean_recall(searching(leaves).search(queries_QD, TOP), exact)
+        return mean_recall(replace(index, leaves_searched=leaves).search(queries_QD, TOP), exact)
 
     if (best := recall(index.leaves)) < target_recall:
         raise ValueError(f"the recall of ScaNN is only {best:.3f}: lower retrieval.target_recall from {target_recall}")
-    return searching(1 + bisect_left(range(1, index.leaves), target_recall, key=recall))
+    return replace(index, leaves_searched=1 + bisect_left(range(1, index.leaves), target_recall, key=recall))
 
 
 def mean_recall(results: Sequence[Ranking], exact: Sequence[Ranking]) -> float:

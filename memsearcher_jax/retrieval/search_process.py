@@ -61,7 +61,7 @@ class SearchProcess:
 
     @property
     def is_healthy(self) -> bool:
-        return self._child.process.poll() is None
+        return self._is_open and self._child.process.poll() is None
 
     def close(self) -> None:
         """Kill the child. A search in progress fails, and so does every later one."""
@@ -96,13 +96,14 @@ class SearchProcess:
 
     def _open(self, timeout: float | None) -> None:
         """Start a child that opens the index, in place of the one there is."""
+        self._is_open = False
         _kill(self._processes)
         if not self._end.alive:
             raise ConnectionError("the search is closed")
-        child = _Child(self._working_dir)
-        self._processes[:] = [child.process]
-        self.info: dict[str, Any] = child.call(self._request, timeout)
-        self._child = child
+        self._child = _Child(self._working_dir)
+        self._processes[:] = [self._child.process]
+        self.info: dict[str, Any] = self._child.call(self._request, timeout)
+        self._is_open = True
 
 
 class _Child:
