@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from memsearcher_jax.agent import protocol
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.search_r1 import END_OF_ACTION, SearchR1, SearchR1Prompts, read_action, run_query
 from memsearcher_jax.types import Generate, Outcome, Prompt, StopReason, TextSpan, TokenCounter, Turn, Workflow
@@ -26,27 +27,19 @@ def mem1(question: str, *, config: AgentConfig, prompts: Mem1Prompts, token_coun
     """Yields `Generate` and `Search`, returns an `Outcome`. A search in the last turn is not run."""
     state, turns = "", list[Turn]()
     counts = Counter(invalid_actions=0, passages_clipped=0, memory_tokens=0)
-
-    def outcome(stop: StopReason, *last: Turn, answer: str = "", error: str = "") -> Outcome:
-        return Outcome(stop, answer, (*turns, *last), dict(counts), error)
-
-    for number in range(1, config.max_turns + 1):
+    while True:
         completion = yield Generate(prompts.initial_prompt(question, state), config.completion_tokens, END_OF_ACTION)
-        stop, content = read_action(completion, number == config.max_turns, counts)
-        if stop is StopReason.CONTEXT_FULL:
-            return outcome(stop)
+        stop, content = read_action(completion, len(turns) + 1 == config.max_turns, counts)
         turn = Turn(state, completion.text)
         if stop:
-            return outcome(stop, turn, answer=content or "")
-
+            return protocol.ended(stop, content or "", turns, turn, counts)
         used = yield from run_query(content, turn, config=config, prompts=prompts, token_counter=token_counter)
         counts.update(used.counts)
         if used.error and config.on_search_error == "stop":
-            return outcome(StopReason.SEARCH_FAILED, used.turn, error=used.error)
+            return Outcome(StopReason.SEARCH_FAILED, "", (*turns, used.turn), dict(counts), used.error)
         state = completion.text + used.turn.observation
         counts["memory_tokens"] = token_counter.count(completion.text)
         turns.append(replace(used.turn, new_memory=completion.text))
-    raise AssertionError("the last turn returns")
 
 
 class Mem1(SearchR1):

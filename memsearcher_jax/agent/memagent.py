@@ -71,7 +71,8 @@ def memagent(
         counts["memory_tokens"] = token_counter.count(memory)
 
     completion = yield Generate(prompts.initial_prompt(question, memory), config.completion_tokens)
-    return protocol.ended(completion, turns, Turn(memory, completion.text), counts, prompts.opening)
+    answer = protocol.final_answer(completion, prompts.opening)
+    return protocol.ended(*answer, turns, Turn(memory, completion.text), counts)
 
 
 def parse_answer(transcript: str) -> Parsed:

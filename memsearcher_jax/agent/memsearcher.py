@@ -32,7 +32,7 @@ def memsearcher(question: str, *, config: AgentConfig, prompts: Prompts, token_c
         completion = yield Generate(prompts.initial_prompt(question, memory), config.completion_tokens)
         turn, bodies = Turn(memory, completion.text), protocol.tool_calls(completion.text)
         if completion.finish is not FinishReason.STOP or not bodies:
-            return protocol.ended(completion, turns, turn, counts)
+            return protocol.ended(*protocol.final_answer(completion), turns, turn, counts)
 
         used = yield from run_tool_calls(turn, bodies, config=config, prompts=prompts, token_counter=token_counter)
         counts.update(used.counts)

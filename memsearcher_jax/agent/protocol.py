@@ -52,11 +52,8 @@ def final_answer(completion: Completion, opening: str = THINK) -> tuple[StopReas
     return (StopReason.NO_ANSWER, "") if answer is None else (StopReason.ANSWERED, answer)
 
 
-def ended(
-    completion: Completion, turns: Sequence[Turn], last: Turn, counts: Mapping[str, int], opening: str = THINK
-) -> Outcome:
-    """The outcome of a trajectory that ends with this completion, in its `last` turn, or before it for lack of room."""
-    stop, answer = final_answer(completion, opening)
+def ended(stop: StopReason, answer: str, turns: Sequence[Turn], last: Turn, counts: Mapping[str, int]) -> Outcome:
+    """The outcome of a trajectory that ends in its `last` turn, or before it if that did not fit the context."""
     shown = turns if stop is StopReason.CONTEXT_FULL else (*turns, last)
     return Outcome(stop, answer, tuple(shown), dict(counts))
 

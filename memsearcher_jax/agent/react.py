@@ -25,7 +25,7 @@ def react(question: str, *, config: AgentConfig, prompts: Prompts, token_counter
         completion = yield Generate(text, config.completion_tokens)
         turn, bodies = Turn(memory="", reply=completion.text), protocol.tool_calls(completion.text)
         if completion.finish is not FinishReason.STOP or not bodies:
-            return protocol.ended(completion, turns, turn, counts)
+            return protocol.ended(*protocol.final_answer(completion), turns, turn, counts)
         if len(turns) + 1 == config.max_turns:
             return Outcome(StopReason.MAX_TURNS, turns=(*turns, turn), counts=dict(counts))
 

@@ -114,10 +114,6 @@ def search_r1(question: str, *, config: AgentConfig, prompts: SearchR1Prompts, t
     """
     turns: list[Turn] = []
     counts = Counter(invalid_actions=0, passages_clipped=0)
-
-    def outcome(stop: StopReason, *last: Turn, answer: str = "", error: str = "") -> Outcome:
-        return Outcome(stop, answer, (*turns, *last), dict(counts), error)
-
     # The published data has no spaces around a question, and a question mark at its end.
     question = f"{question.strip().removesuffix('?')}?"
     question = token_counter.clip(question, config.question_tokens)
@@ -125,16 +121,13 @@ def search_r1(question: str, *, config: AgentConfig, prompts: SearchR1Prompts, t
     while True:
         completion = yield request
         stop, content = read_action(completion, len(turns) + 1 == config.max_turns, counts)
-        if stop is StopReason.CONTEXT_FULL:
-            return outcome(stop)
         turn = Turn(memory="", reply=completion.text)
         if stop:
-            return outcome(stop, turn, answer=content or "")
-
+            return protocol.ended(stop, content or "", turns, turn, counts)
         used = yield from run_query(content, turn, config=config, prompts=prompts, token_counter=token_counter)
         counts.update(used.counts)
         if used.error and config.on_search_error == "stop":
-            return outcome(StopReason.SEARCH_FAILED, used.turn, error=used.error)
+            return Outcome(StopReason.SEARCH_FAILED, "", (*turns, used.turn), dict(counts), used.error)
         turns.append(used.turn)
         request = Generate(used.message, config.completion_tokens, END_OF_ACTION, same_turn=True)
 

@@ -16,7 +16,7 @@ from memsearcher_jax.types import Generate, Outcome, Query, Search, StopReason, 
 def direct(question: str, *, config: AgentConfig, prompts: Prompts, token_counter: TokenCounter) -> Workflow:
     """Yields one `Generate`, returns an `Outcome`. A tool call is not run and is not an answer."""
     completion = yield Generate(prompts.initial_prompt(question), config.completion_tokens)
-    return protocol.ended(completion, (), Turn(memory="", reply=completion.text), {})
+    return protocol.ended(*protocol.final_answer(completion), (), Turn(memory="", reply=completion.text), {})
 
 
 def rag(question: str, *, config: AgentConfig, prompts: Prompts, token_counter: TokenCounter) -> Workflow:
@@ -30,10 +30,11 @@ def rag(question: str, *, config: AgentConfig, prompts: Prompts, token_counter: 
         turn = Turn(memory="", reply="", queries=(query,), results=(result,))
         return Outcome(StopReason.SEARCH_FAILED, turns=(turn,), error=result.error)
 
-    ((_, passages),), counts = fit_results([""], [result], config.observation_tokens, prompts, token_counter)
+    ((_, passages),), clipped = fit_results([""], [result], config.observation_tokens, prompts, token_counter)
     completion = yield Generate(prompts.initial_prompt(question, passages), config.completion_tokens)
     turn = Turn(memory="", reply=completion.text, queries=(query,), results=(result,), observation=passages)
-    return protocol.ended(completion, (), turn, {"passages_clipped": counts["passages_clipped"]})
+    counts = {"passages_clipped": clipped["passages_clipped"]}
+    return protocol.ended(*protocol.final_answer(completion), (), turn, counts)
 
 
 class Direct(QuestionAgent):
