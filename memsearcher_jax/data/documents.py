@@ -137,7 +137,8 @@ def read_markdown(path: Path) -> list[Section]:
         if token.type == "heading_open" and token.map and not token.level:
             first, after = token.map
             outline.add_text(text[start : line_starts[first]], start)
-            words = (" " if child.type.endswith("break") else child.content for child in content.children or ())
+            children = [child for child in content.children or () if child.type != "html_inline"]
+            words = (" " if child.type.endswith("break") else child.content for child in children)
             outline.open(int(token.tag[1]), "".join(words))
             start = line_starts[after]
     outline.add_text(text[start:], start)
@@ -152,7 +153,8 @@ def read_html(path: Path) -> list[Section]:
     soup = BeautifulSoup(path.read_bytes(), "html.parser")
     for element in soup(HTML_NO_CONTENT):
         element.decompose()
-    title = " ".join(soup.title.get_text().split()) if soup.title else ""
+    # Extracted, since without a <body>, which is optional, it would be part of the text.
+    title = " ".join(soup.title.extract().get_text().split()) if soup.title else ""
     outline = _Outline(normalize("NFC", title) or path.stem)
     pieces, offset = list[str](), 0  # of the section's text: adding to one string would copy it each time
 

@@ -47,7 +47,7 @@ LOOPBACK = ["127.0.0.1", "localhost", "[::1]"]
 
 _REFUSED = "presence_penalty frequency_penalty logprobs top_logprobs prompt_logprobs min_p min_tokens ignore_eos echo "
 _REFUSED += "tools functions logit_bias audio stop stop_token_ids bad_words structured_outputs "
-_REFUSED += "guided_json guided_choice guided_regex guided_grammar"
+_REFUSED += "guided_json guided_choice guided_regex guided_grammar use_beam_search allowed_token_ids logits_processors"
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_REFUSED.split(), ()),
     **dict.fromkeys(("n", "best_of", "repetition_penalty"), (1,)),
