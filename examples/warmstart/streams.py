@@ -13,7 +13,7 @@ import math
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from examples.warmstart.record import HELD_OUT_SEED, copies, encode_reply, step_seed, task
 from memsearcher_jax.agent.memalpha.memory import Item, Memory
@@ -31,7 +31,7 @@ from memsearcher_jax.data.synthetic.streams import (
 )
 from memsearcher_jax.rl.setup import Run
 from memsearcher_jax.runtime.rng import named_rng
-from memsearcher_jax.types import Completion, Generate, Prompt, ScoredTrajectory
+from memsearcher_jax.types import ScoredTrajectory
 
 STORE_ALL, STORE_ONE = "All of it.\n", "A part.\n"
 """Text before the calls that store all statements or one sentence. They differ in the first token: a policy that
@@ -58,36 +58,22 @@ class Errors:
 NO_ERRORS = Errors(store_one=0)
 
 
-@dataclass
-class StreamDemonstrator:
-    """The policy for one story. Each call reads the next chunk."""
-
-    story: Story
-    errors: Errors
-    rng: random.Random
-    chunk: int = 0  # the next one
-    labels: list[str] = field(default_factory=list)  # in the core memory
-
-    def __call__(self, request: Generate) -> Completion:
-        assert isinstance(request.text, Prompt), "every chunk is read in a new context"
-        sentences = self.story.sentences_C[self.chunk]
-        self.chunk += 1
-        statements = select_statements(sentences)
-        if self.rng.random() < self.errors.store_one:
-            filler = [sentence for sentence in sentences if not isinstance(sentence, Statement)]
-            candidates = filler if filler and self.rng.random() < self.errors.store_filler else statements
-            return Completion(STORE_ONE + store_call(self.rng.choice(candidates)))
-        shown_filler = [item for item, text in _ITEM.findall(request.text["memory"]) if text in FILLER]  # semantic
-        deletions = "".join(_call("memory_delete", memory_type=SEMANTIC, memory_id=item) for item in shown_filler)
-        insertions = "".join(map(store_call, statements))
-        return Completion(STORE_ALL + deletions + insertions + self._update_labels(statements))
-
-    def _update_labels(self, statements: list[Statement]) -> str:
-        """The call that rewrites the core memory, if the statements contain a new label."""
-        labels = [match[1] for statement in statements if (match := _LABEL.search(statement.text))]
-        new = [label for label in dict.fromkeys(labels) if label not in self.labels]
-        self.labels += new
-        return _call("memory_update", memory_type=CORE, new_content=core_memory(self.labels)) if new else ""
+def reply_to(
+    sentences: Sequence[Sentence], shown: str, labels: Sequence[str], errors: Errors, rng: random.Random
+) -> str:
+    """The script's reply to a chunk of these sentences, where a memory is shown whose core lists the `labels`."""
+    statements = select_statements(sentences)
+    if rng.random() < errors.store_one:
+        filler = [sentence for sentence in sentences if not isinstance(sentence, Statement)]
+        candidates = filler if filler and rng.random() < errors.store_filler else statements
+        return STORE_ONE + store_call(rng.choice(candidates))
+    shown_filler = [item for item, text in _ITEM.findall(shown) if text in FILLER]  # semantic
+    calls = [_call("memory_delete", memory_type=SEMANTIC, memory_id=item) for item in shown_filler]
+    calls += map(store_call, statements)
+    known = dict.fromkeys((*labels, *(match[1] for one in statements if (match := _LABEL.search(one.text)))))
+    if len(known) > len(labels):
+        calls.append(_call("memory_update", memory_type=CORE, new_content=core_memory(list(known))))
+    return STORE_ALL + "".join(calls)
 
 
 def store_call(sentence: Sentence) -> str:
@@ -197,8 +183,8 @@ class Tasks:
         memory = replace(memory, core=core_memory(known_labels))
         shown = render_memory(memory, config.memalpha.shown_items, config.agent.memory_tokens, tokenizer)
         prompt = self.run.agent.prompts.chunk_prompt(shown, story.stream.chunks[chunk])
-        policy = StreamDemonstrator(story, errors, self.rng, chunk, known_labels)
-        reply = encode_reply(tokenizer, policy(Generate(prompt, config.agent.completion_tokens)).text)
+        written = reply_to(story.sentences_C[chunk], shown, known_labels, errors, self.rng)
+        reply = encode_reply(tokenizer, written)
         places = range(len(reply))[trained]
         given = [(ids, False) for ids in tokenizer.prompt(prompt)]
         return task(kind, tokenizer, [*given, *(((id,), place in places) for place, id in enumerate(reply))])
