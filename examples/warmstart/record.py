@@ -53,7 +53,7 @@ def demonstrate(run: Run, problems: Iterable[Problem], make_policy: Callable) ->
     return run.agent.rewards(trajectories, Scoring(run.tokenizer, notify=print))
 
 
-def play(run: Run, problem: Problem, policy: Callable, rollout: int = 0) -> Trajectory:
+def play(run: Run, problem: Problem, policy: Callable) -> Trajectory:
     """The run's agent with a scripted policy, which finds the results of its last search in its attribute `results`.
 
     Contexts hold the ids that a sampler would; log-probabilities are 0.
@@ -82,7 +82,7 @@ def play(run: Run, problem: Problem, policy: Callable, rollout: int = 0) -> Traj
     outcome = run_workflow(run.agent.start(problem, tokenizer), generate, search)
     recorded = tuple(map(_context, contexts))
     transcript = tokenizer.transcript(recorded[-1].ids) if recorded else ""
-    return Trajectory(problem, rollout, outcome, recorded, transcript)
+    return Trajectory(problem, 0, outcome, recorded, transcript)
 
 
 def encode_reply(tokenizer: ChatTokenizer, text: str) -> tuple[int, ...]:

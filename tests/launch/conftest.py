@@ -108,7 +108,7 @@ class ScriptedDriver:
     def run(self, jobs, params, key, on_end):
         """Ends trajectories one after the other; all log-probabilities are 0."""
         for job in jobs:
-            on_end(job, play(self.evaluated, job.problem, self.make_policy(job.problem), job.rollout))
+            on_end(job, play(self.evaluated, job.problem, self.make_policy(job.problem)))
 
 
 @pytest.fixture(scope="session")
