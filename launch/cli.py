@@ -92,7 +92,9 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
     on_tpu_vm = preconditions.has_accelerator() or TPU_VM_VARIABLES & os.environ.keys()
     if importlib.util.find_spec("libtpu") and not on_tpu_vm:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # as JAX chooses, after errors that libtpu prints
-    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")  # None where it was closed
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     for stream in (sys.stdin, sys.stdout):  # for a reply that is not UTF-8, and a terminal without Unicode
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -127,7 +129,6 @@ def parse_settings(command: type[CommandT], source: SettingsSource, words: Seque
         flags = _resumed(command, source, words)
     else:
         flags = _new(command, source, words)
-    _require_local_paths(flags)
     typed = {"model.path": "--checkpoint"} if flags.checkpoint else {}
     flags = replace(flags, run=with_absolute_paths(hub.pinned(check(flags.run), flags=typed)))
     compile_cache.choose(flags.compile_cache, flags.run.mesh.cpu_devices)
@@ -141,6 +142,7 @@ def parse_flags(kind: Callable[..., FlagsT], argv: Sequence[str], default: Flags
     """
     flags = _tyro(kind, argv, default=tyro.MISSING_NONPROP if default is None else default)
     check_ranges(flags, "--")
+    _require_local_paths(flags)
     if json_file := getattr(flags, "json", None):
         outputs.require_writable(json_file, "--json")
     return flags
@@ -205,12 +207,12 @@ def split_passthrough(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(argv[:end]), list(argv[end + 1 :])
 
 
-def _require_local_paths(flags: SettingsSource) -> None:
-    for name in ("out", "checkpoint"):
-        if address := address_of(getattr(flags, name, None)):
+def _require_local_paths(flags: Any) -> None:
+    for name, value in vars(flags).items():
+        if isinstance(value, Path) and (address := address_of(value)):
             raise ValueError(
-                f"--{name} {address}: only --out of training may be in a bucket; "
-                f"copy the directory first: gcloud storage cp --recursive {address} DIR"
+                f"--{name} {address}: only --out of training may be in a bucket: give a local path; "
+                "`gcloud storage cp --recursive` copies from and to a bucket"
             )
 
 

@@ -1,7 +1,7 @@
 """What a run was given, by content: hashes of its inputs, and copies of the small ones in its folder. No JAX here.
 
-    RUN/inputs.json        {"hashes": {input: hash}, "copies": {path in the settings: copy}, "program": [...]}; the copy
-                           of a corpus is the index that the run has built of it
+    RUN/inputs.json        {"hashes": {input: hash}, "copies": {file: copy}, "program": [...]}; the copy of a corpus is
+                           the index that the run has built of it
     RUN/inputs/            templates, question files and Python files, as they were when the run began; the latter are
                            never executed: a command line names them again, and their hash must be the same
 
@@ -69,15 +69,11 @@ def keep_inputs(
     earlier = read_inputs(folder) if is_run(folder) else Inputs()  # and not those of a start that was killed
     hashes = input_hashes(config, step, weights=weights)
     notes, copies = _check(earlier, folder, config, hashes), dict(earlier.copies)
-    for original, files in _small_inputs(config).items():
-        if original in copies:
-            continue
-        target = folder / COPIES / hashlib.sha256(original.encode()).hexdigest()[:12]
-        for relative, file in files.items():
-            (target / relative).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, target / relative)
-        copy = target / next(iter(files)) if Path(original).is_file() else target
-        copies[original] = copy.relative_to(folder).as_posix()
+    for file, copy in _small_inputs(config).items():
+        if file not in copies:
+            (folder / copy).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, folder / copy)
+            copies[file] = copy
     if config.retrieval.corpus and not config.retrieval.index and (folder / INDEX / MANIFEST).is_file():
         copies[config.retrieval.corpus] = INDEX
     program = _program()
@@ -94,7 +90,7 @@ def _check(stored: Inputs, folder: Path, config: RunConfig, now: Mapping[str, st
     for original, earlier in stored.hashes.items():
         copy = folder / stored.copies.get(original, "")
         kept = str(copy.absolute())
-        if kept in read and fingerprint(read[kept].values()) != earlier:
+        if kept in read and fingerprint([copy]) != earlier:
             raise ValueError(f"{copy} was changed: restore it, or start a new run")
         if kept in read or kept == own.retrieval.index:
             if now.get(original, "") != earlier:
@@ -106,15 +102,22 @@ def _check(stored: Inputs, folder: Path, config: RunConfig, now: Mapping[str, st
 
 def with_own_inputs(folder: Path, config: RunConfig) -> RunConfig:
     """The config with the run's copies in place of the files that it was given, which may have moved or changed."""
-    own, retrieval = read_inputs(folder).copies.items(), config.retrieval
-    code = [value for _, value in own_code(config)]
-    copies = {original: str((folder / copy).absolute()) for original, copy in own if original not in code}
+    copies, retrieval = read_inputs(folder).copies, config.retrieval
+    as_given = {*(value for _, value in own_code(config)), retrieval.corpus}
     if (folder / TOKENIZER).is_dir():
         config = with_settings(config, {"model.tokenizer": str(folder / TOKENIZER)})
-    index = copies.pop(retrieval.corpus, "")
-    if index and Path(index, MANIFEST).is_file():  # a bucket does not keep it: the corpus is indexed again
-        config = with_settings(config, {"retrieval.corpus": "", "retrieval.index": retrieval.index or index})
-    return with_paths(config, lambda path: copies.get(path, path))
+    index = (folder / INDEX).absolute()
+    if copies.get(retrieval.corpus) == INDEX and (index / MANIFEST).is_file():  # else the corpus is indexed again
+        config = with_settings(config, {"retrieval.corpus": "", "retrieval.index": retrieval.index or str(index)})
+
+    def kept(path: str) -> str:
+        copy = folder / copies.get(path, _copy_of(path))  # of a file, or of what the run reads in a folder
+        return str(copy.absolute()) if path not in as_given and copy.exists() else path
+
+    own = with_paths(config, kept)
+    if own.data.root != config.data.root and len(_small_inputs(own)) < len(_small_inputs(config)):
+        own = with_settings(own, {"data.root": config.data.root})  # for benchmarks that the run has not read yet
+    return own
 
 
 def own_code(config: RunConfig) -> list[tuple[str, str]]:
@@ -155,7 +158,7 @@ def input_hashes(config: RunConfig, step: int | None = None, *, weights: bool = 
     `weights`: also of model.path and model.adapter. `step`: of the checkpoint in model.path, if that is a run.
     """
     model, corpus, index = config.model, Path(config.retrieval.corpus), config.retrieval.index
-    hashes = {original: fingerprint(files.values()) for original, files in _small_inputs(config).items()}
+    hashes = {file: fingerprint([Path(file)]) for file in _small_inputs(config)}
     passages = [corpus, Path(index, MANIFEST)] if index else [corpus]
     hashes |= {str(file): fingerprint([file]) for file in passages if file.is_file()}
     read = {"teacher.path": config.teacher.path}
@@ -181,25 +184,27 @@ def fingerprint(files: Iterable[Path]) -> str:
     return digest.hexdigest() if ordered else ""
 
 
-def _small_inputs(config: RunConfig) -> dict[str, dict[str, Path]]:
-    """By the path in the settings, the files below it that a run reads: {name in a copy: file}. Missing ones are left
-    out."""
-    found: dict[str, dict[str, Path]] = {}
-    prompts = config.agent.prompts
-    if prompts not in packaged() and Path(prompts).is_dir():
-        found[prompts] = {file.name: file for file in sorted(Path(prompts).glob("*.txt"))}
-    found |= {file: {Path(file).name: Path(file)} for _, file in own_code(config) if Path(file).is_file()}
-    data, root = config.data, hub.local_root(config.data.root)
-    if Path(data.exclude).is_file():
-        found[data.exclude] = {Path(data.exclude).name: Path(data.exclude)}
+def _small_inputs(config: RunConfig) -> dict[str, str]:
+    """The small files that a run reads -> their copies in its folder. Missing ones are left out."""
+    prompts, data, root = config.agent.prompts, config.data, hub.local_root(config.data.root)
+    found: dict[str, str] = {}
+    if prompts not in packaged():
+        found = {str(file): f"{_copy_of(prompts)}/{file.name}" for file in sorted(Path(prompts).glob("*.txt"))}
+    single = [data.exclude, *(value for _, value in own_code(config))]
     for split, entries in (("train", data.train), ("test", data.test)):
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
                 path, benchmark = resolve(entry, split, root)
-                name = f"{benchmark}/{path.name}" if benchmark else path.name
-                if path.is_file():
-                    found.setdefault(data.root if benchmark else entry, {})[name] = path
-    return found
+                if benchmark:
+                    found[str(path)] = f"{_copy_of(data.root)}/{benchmark}/{path.name}"
+                else:
+                    single.append(entry)
+    return found | {file: f"{_copy_of(file)}/{Path(file).name}" for file in single if Path(file).is_file()}
+
+
+def _copy_of(path: str) -> str:
+    """The folder in that of a run for copies of what the settings name by this path."""
+    return f"{COPIES}/{hashlib.sha256(path.encode()).hexdigest()[:12]}"
 
 
 def weights_hash(path: str, step: int | None = None) -> str:

@@ -30,11 +30,11 @@ def test_a_full_stdout_loses_no_result(scripted, tmp_path, monkeypatch):
 
 def test_a_command_whose_output_nobody_reads_does_not_succeed():
     """A training whose log collector has died is not complete."""
-    source = "import sys; from memsearcher_jax.launch import cli; cli.run(lambda _: print('x', file=sys.stderr))"
+    source = "import sys; from memsearcher_jax.launch import cli; cli.run(lambda _: sys.stderr.write('x\\n'))"
     with subprocess.Popen([sys.executable, "-c", source], stdout=PIPE, stderr=PIPE) as process:
         process.stderr.close()
         assert process.wait(60) == 141
-    assert subprocess.run(["sh", "-c", '"$0" -c "$1" >&-', sys.executable, source]).returncode == 0, "it has no stdout"
+    assert subprocess.run(["sh", "-c", '"$0" -c "$1" >&- 2>&-', sys.executable, source]).returncode == 0, "without both"
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,8 @@ def test_error_lines_escape_control_characters_and_arguments_are_utf8(refused, t
     assert "\\x1b[31mred\\x07" in line
     assert outputs.printable("a\n b\t\x9b\u202e Zoë") == "a b \\x9b\\u202e Zoë"
     assert "the argument '\\udcff.jsonl' is not valid UTF-8" in refused(evaluate.main, ["--data", "\udcff.jsonl"])
+    for flag in ("--json", "--out"):
+        assert f"{flag} gs://b/x: only --out of training" in refused(evaluate.main, [flag, "gs://b/x"])
 
 
 def test_a_failing_report_does_not_fail_the_run(tmp_path, capsys):

@@ -81,7 +81,13 @@ def test_a_start_that_was_killed_leaves_no_inputs_to_the_next(given, run):
 
 
 def test_nothing_is_said_of_what_has_not_changed(given, run):
-    assert keep_inputs(run, given, None)[1] == []
+    """Also of a benchmark that is not read any more, or not until then."""
+    for name in ("hotpotqa", "nq"):
+        (file := Path(given.data.root, name, "train.jsonl")).parent.mkdir(exist_ok=True)
+        file.write_text(f"{name}/train.jsonl")
+        other = with_settings(given, {"data.train": (name,)})
+        assert Path(with_own_inputs(run, other).data.root, name).is_dir()
+        assert keep_inputs(run, other, None)[1] == []
     assert with_own_inputs(run.parent, given) == given, "a folder without inputs.json"
 
 
@@ -101,13 +107,14 @@ def test_changed_weights_and_changed_copies_are_errors(given, run, tmp_path):
     with pytest.raises(ValueError, match=r"model\.path has changed since the run in .* restore it, or start a new run"):
         keep_inputs(run, given, None)
     next((run / "inputs").rglob("system.txt")).write_text("edited")
-    with pytest.raises(ValueError, match=r"run/inputs/\w+ was changed: restore it"):
+    with pytest.raises(ValueError, match=r"run/inputs/\w+/system\.txt was changed: restore it"):
         keep_inputs(run, given, None, weights=False)
 
 
 def test_hashes_name_every_input(given, tmp_path):
     folder = str(tmp_path / "given")
-    data = {f"{folder}/templates", folder, f"{folder}/test.jsonl", f"{folder}/corpus.jsonl"}
+    names = ("templates/system.txt", "nq/train.jsonl", "test.jsonl", "corpus.jsonl")
+    data = {f"{folder}/{name}" for name in names}
     hashes = input_hashes(given)
     assert set(hashes) == data | {"model.path", "model.adapter"}
     assert all(len(one) == 64 for one in hashes.values())
