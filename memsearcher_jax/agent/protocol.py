@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Container, Mapping, Sequence
+from itertools import accumulate
 
 from memsearcher_jax.types import Call, Completion, FinishReason, Outcome, Query, StopReason, Turn, encodable
 
@@ -68,17 +69,11 @@ def last_box(text: str) -> str | None:
     if spaced:
         return rest.partition("$")[0]
     _, box, rest = text.rpartition("\\boxed")
-    return until_closing_brace(rest[1:]) if box and rest.startswith("{") else None
-
-
-def until_closing_brace(text: str) -> str | None:
-    """`text` up to the brace that closes the one before `text`, or None if it is never closed."""
-    depth = 1
-    for position, character in enumerate(text):
-        depth += {"{": 1, "}": -1}.get(character, 0)
-        if depth == 0:
-            return text[:position]
-    return None
+    if not box or not rest.startswith("{"):
+        return None
+    depths = accumulate({"{": 1, "}": -1}.get(character, 0) for character in rest)
+    end = next((position for position, depth in enumerate(depths) if depth == 0), None)
+    return None if end is None else rest[1:end]
 
 
 def parse_call(body: str, *, default_top_n: int, max_top_n: int, tools: Container[str] = ()) -> Query | Call | str:
