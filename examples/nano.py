@@ -20,7 +20,7 @@ from memsearcher_jax.logs.trajectories import read_trajectories, step_path
 from memsearcher_jax.report.console import show_trajectory
 from memsearcher_jax.report.plots import training_curves
 from memsearcher_jax.rl import setup
-from memsearcher_jax.rl.state import initial_state
+from memsearcher_jax.rl.state import open_state
 from memsearcher_jax.rl.training_run import open_collector, train_run
 from memsearcher_jax.runtime.run_dir import open_run_folder
 
@@ -36,7 +36,7 @@ print(f"{len(run.problems.train)} training questions, for example: {problem.ques
 
 # %% Multi-context GRPO: rollouts, rewards, advantages, update, publish. rl/loop.py is the algorithm on two pages.
 with MetricsWriter(out) as writer, Progress("train", config.rl.steps) as progress:
-    state, start = initial_state(run)
+    state, start = open_state(run)
     train_run(state, start, open_collector(state, start), out, writer, progress)
 
 # %% A trajectory: each context is what the policy saw in one turn, with the token ids that were trained.

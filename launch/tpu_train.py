@@ -77,7 +77,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
 
             begin("loading JAX")  # seconds; --help and errors do not need it
             from memsearcher_jax.rl import setup
-            from memsearcher_jax.rl.state import initial_state, needs_initial_weights, require_trained, restored_state
+            from memsearcher_jax.rl.state import needs_initial_weights, open_state, require_trained
             from memsearcher_jax.rl.training_run import open_collector, train_run
             from memsearcher_jax.training import checkpoint
 
@@ -102,7 +102,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             if flags.profile is not None and not (done or 0) <= flags.profile < steps:
                 raise ValueError(f"--profile {flags.profile}: choose a step from {done or 0} to {steps - 1}")
             begin("loading the weights")
-            state, start = restored_state(run, out, config) if flags.resume else initial_state(run, config)
+            state, start = open_state(run, config, out if flags.resume else None)
             collector = open_collector(state, start, hosts)
             writer = None
             if hosts.first:

@@ -25,7 +25,7 @@ from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.model import qwen
 from memsearcher_jax.rl import setup
 from memsearcher_jax.rl.recovery import Recovery
-from memsearcher_jax.rl.state import initial_params, initial_policy, initial_state, restored_state
+from memsearcher_jax.rl.state import initial_params, initial_policy, open_state
 from memsearcher_jax.rl.training_run import open_collector, train_run
 from memsearcher_jax.runtime import load_weights, run_dir
 from memsearcher_jax.runtime.health import HealthConfig, HealthMonitor, HealthState
@@ -57,7 +57,7 @@ def run_for(config: RunConfig, out: Path, resume: bool = False):
     """Trains as launch/tpu_train.py does, without the command line."""
     run = setup.prepare(config, out)
     run_dir.open_run_folder(out, config, run.tokenizer.folder)
-    state, start = restored_state(run, out, config) if resume else initial_state(run)
+    state, start = open_state(run, config, out if resume else None)
     writer = MetricsWriter(out, resume_step=state.step if resume else None)
     with writer, Progress("train", config.rl.steps, done=state.step, stream=io.StringIO()) as progress:
         train_run(state, start, open_collector(state, start), out, writer, progress)
@@ -66,7 +66,7 @@ def run_for(config: RunConfig, out: Path, resume: bool = False):
 
 def reopened(config: RunConfig, out: Path):
     """The state and the progress with which the run in `out` would go on under this config."""
-    return restored_state(setup.prepare(config, out), out, config)
+    return open_state(setup.prepare(config, out), config, out)
 
 
 def newest_weights(run, out: Path):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,47 +131,52 @@ def open_reward_fn(
     return RewardFn(run.agent, run.tokenizer, *completers, evaluation=evaluation)
 
 
-def initial_state(run: Run, settings: RunConfig | None = None) -> tuple[RunState, SavedProgress]:
-    """Step 0. `settings`: as they were given, if the run reads its own copies of files."""
-    model, mesh = run.config.model, run.meshes.train
-    # The run in model.path may go on, but this one must find the same weights again when it resumes.
-    step = load_weights.newest_step(model.path) if model.path else None
-    with jax.set_mesh(mesh):
-        params = initial_params(run, step)
-        trainer = _open_trainer(run, params)
-        if model.lora_rank:
-            params = initial_adapters(run)
-        train = update.init_state(params, model, update.make_optimizer(run.config.training), mesh)
-    return RunState(run, trainer, train), SavedProgress(settings or run.config, initial_step=step)
+def open_state(
+    run: Run, settings: RunConfig | None = None, folder: Path | None = None
+) -> tuple[RunState, SavedProgress]:
+    """Step 0, or the newest intact checkpoint of the run in `folder`: see `open_policy`.
+
+    `settings`: as they were given, if the run reads its own copies of files. What has changed is found by comparing
+    them with those of the checkpoint.
+    """
+    needs_weights, settings = needs_initial_weights(run.config), settings or run.config
+    state, meta = open_policy(run, folder, "position", partial(_make_trainer, run), needs_weights)
+    if "position" not in meta:
+        return state, SavedProgress(settings, initial_step=meta["initial_step"])
+    changed = tuple(differences(from_dict(meta["settings"]), settings))
+    health = HealthState(**meta["health"])
+    if any(name.startswith(REWARD_SETTINGS) for name, *_ in changed):
+        health = health.without_rewards()
+    state.restore(state.train, health.rollbacks)
+    saved = meta["inputs"], meta["position"], meta["initial_step"], meta.get("carried", "")
+    return state, SavedProgress(settings, *saved, health, changed)
 
 
-def restored_state(run: Run, folder: Path, settings: RunConfig) -> tuple[RunState, SavedProgress]:
-    """The newest intact checkpoint of the run in `folder`; frozen weights are the run's initial ones.
+def open_policy(
+    run: Run, folder: Path | None, field: str, make_trainer: Callable[[Params], Trainer], needs_weights: bool
+) -> tuple[RunState, dict[str, Any]]:
+    """The policy at step 0, or at the newest intact checkpoint of the run in `folder`, and the meta of that.
 
-    What has changed is found by comparing `settings`, as they were given, with those of the checkpoint.
-
-    Raises FileNotFoundError if frozen weights are needed and were a checkpoint that no longer exists.
+    `field`: of the meta of this trainer, and not of the other one. `make_trainer` gets the initial weights; where the
+    run goes on, only if `needs_weights`. Raises ValueError if the other trainer has trained the run, FileNotFoundError
+    if it needs weights that were a checkpoint which no longer exists.
     """
     model, mesh = run.config.model, run.meshes.train
+    optimizer, step, train = update.make_optimizer(run.config.training), 0, None
+    # The run in model.path may go on, but this one must find the same weights again when it resumes.
+    meta: dict[str, Any] = {"initial_step": load_weights.newest_step(model.path) if model.path else None}
     with jax.set_mesh(mesh):
-        target = update.abstract_state(model, update.make_optimizer(run.config.training), mesh)
-        try:
-            step, train, meta = checkpoint.restore_latest(checkpoints_of(folder), model, target, warn)
-        except FileNotFoundError:  # the run was stopped before its first checkpoint
-            return initial_state(run, settings)
-        require_trained(folder, "position", meta)
-        changed = tuple(differences(from_dict(meta["settings"]), settings))
-        health = HealthState(**meta["health"])
-        if any(name.startswith(REWARD_SETTINGS) for name, *_ in changed):
-            health = health.without_rewards()
-        source = meta["initial_step"]
-        trainer = _open_trainer(run, initial_params(run, source) if needs_initial_weights(run.config) else {})
-    state = RunState(run, trainer, train, step)
-    state.restore(train, health.rollbacks)
-    progress = SavedProgress(
-        settings, meta["inputs"], meta["position"], source, meta.get("carried", ""), health, changed
-    )
-    return state, progress
+        target = update.abstract_state(model, optimizer, mesh)
+        with contextlib.suppress(FileNotFoundError):  # the run is new, or was stopped before its first checkpoint
+            if folder:
+                step, train, meta = checkpoint.restore_latest(checkpoints_of(folder), model, target, _warn)
+                require_trained(folder, field, meta)
+        params = initial_params(run, meta["initial_step"]) if train is None or needs_weights else {}
+        trainer = make_trainer(params)
+        if train is None:
+            params = initial_adapters(run) if model.lora_rank else params
+            train = update.init_state(params, model, optimizer, mesh)
+    return RunState(run, trainer, train, step), meta
 
 
 def require_trained(folder: Path, field: str, meta: Mapping[str, Any]) -> None:
@@ -186,7 +193,7 @@ def needs_initial_weights(config: RunConfig) -> bool:
     return bool(config.model.lora_rank or is_reference or completes)
 
 
-def _open_trainer(run: Run, initial_params: Params) -> Trainer:
+def _make_trainer(run: Run, initial_params: Params) -> Trainer:
     config, mesh, teacher = run.config, run.meshes.train, None
     if path := config.teacher.path:
         model = load_weights.teacher_model(config)
@@ -204,7 +211,6 @@ def _open_trainer(run: Run, initial_params: Params) -> Trainer:
     )
 
 
-def warn(message: str) -> None:
-    """Prints the message on the first host."""
+def _warn(message: str) -> None:
     if jax.process_index() == 0:
         print(message, file=sys.stderr, flush=True)

@@ -8,10 +8,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from memsearcher_jax.config import to_dict
@@ -19,13 +19,11 @@ from memsearcher_jax.logs.metrics import Metrics, MetricsWriter
 from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.rl.recorder import Recorder
 from memsearcher_jax.rl.setup import Run
-from memsearcher_jax.rl.state import RunState, initial_adapters, initial_params, require_trained, warn
-from memsearcher_jax.runtime import load_weights
+from memsearcher_jax.rl.state import RunState, open_policy
 from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.runtime.rng import named_rng
 from memsearcher_jax.runtime.run_dir import checkpoints_of
 from memsearcher_jax.sft.recorded import RecordedData
-from memsearcher_jax.training import checkpoint, update
 from memsearcher_jax.training.checkpoint import Checkpoints
 from memsearcher_jax.training.packing import TrainingExample
 from memsearcher_jax.training.trainer import make_trainer
@@ -40,22 +38,11 @@ def open_state(run: Run, data: RecordedData, folder: Path | None = None) -> tupl
     # There is neither a reference policy nor a sampler to compare with.
     without_a_reference = {"objective": "grpo", "kl_coefficient": 0.0, "old_logprobs": "sampler", "tis_cap": 0.0}
     training = replace(run.config.training, **without_a_reference)
-    optimizer, step, state = update.make_optimizer(training), 0, None
-    meta = {"initial_step": load_weights.newest_step(model.path) if model.path else None}
-    with jax.set_mesh(mesh):
-        if folder and checkpoint.latest_step(checkpoints_of(folder)) is not None:
-            target = update.abstract_state(model, optimizer, mesh)
-            step, state, meta = checkpoint.restore_latest(checkpoints_of(folder), model, target, warn)
-            require_trained(folder, "trajectories", meta)
-            if meta["trajectories"] != data.checksum:
-                raise ValueError(f"sft.trajectories or sft.held_out are other files than when {folder} was begun")
-        params = initial_params(run, meta["initial_step"]) if state is None or model.lora_rank else {}
-        trainer = make_trainer(model, training, mesh, params, method="sft", temperature=1.0, steps=data.steps)
-        if state is None:
-            params = initial_adapters(run) if model.lora_rank else params
-            state = update.init_state(params, model, optimizer, mesh)
-    own = {"settings": to_dict(run.config), "trajectories": data.checksum}
-    return RunState(run, trainer, state, step), meta | own
+    make = partial(make_trainer, model, training, mesh, method="sft", temperature=1.0, steps=data.steps)
+    state, meta = open_policy(run, folder, "trajectories", make, bool(model.lora_rank))
+    if meta.setdefault("trajectories", data.checksum) != data.checksum:
+        raise ValueError(f"sft.trajectories or sft.held_out are other files than when {folder} was begun")
+    return state, meta | {"settings": to_dict(run.config)}
 
 
 def train(

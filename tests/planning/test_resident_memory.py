@@ -36,7 +36,7 @@ def test_a_run_holds_what_the_plan_counts_in_each_phase(tmp_path, monkeypatch):
     )
     before, held = held_bytes(), {"rewards": [], "update": [], "publish": [], "rollout": []}
     run = setup.prepare(config, tmp_path)
-    start = state.initial_state(run)
+    start = state.open_state(run)
 
     def measured(phase, function, *, after=False):
         def call(*args):
