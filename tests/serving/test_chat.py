@@ -21,6 +21,7 @@ from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.launch import evaluate
 from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.retrieval.search import Searcher
+from memsearcher_jax.rl.tool_executor import tool_backend
 from memsearcher_jax.runtime.run_dir import located
 from memsearcher_jax.serving.agent import Overloaded
 from memsearcher_jax.serving.app import Message
@@ -261,7 +262,8 @@ def test_calls_of_tools_are_events(agent, client, questions, monkeypatch):
 
     tool = Tool({"name": "double"}, lambda calls: [2 * one["number"] for one in calls])
     monkeypatch.setattr(agent, "_start", calling)
-    monkeypatch.setattr(agent, "_driver", replace(agent._driver, tools=(tool,)))
+    backends = {**agent._driver.backends, "double": tool_backend(tool)}
+    monkeypatch.setattr(agent, "_driver", replace(agent._driver, backends=backends))
     chunks = list(ask(client, questions[0], stream=True))
     events = [event for chunk in chunks if (event := getattr(chunk.choices[0].delta, "memsearcher", None))]
     assert events[0] == {"type": "call", "turn": 0, "tool": "double", "arguments": {"number": 4}}
