@@ -11,8 +11,9 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -38,67 +39,53 @@ PARTIAL_BLOCK_ROWS = (1, 8, 64)  # rows on one device of blocks that are not ful
 _encode = jax.jit(bert.encode, static_argnames="config")
 
 
-@dataclass(frozen=True)
-class TextEmbedder:
-    """An encoder with its tokenizer on a mesh. `params` is the tree of `bert.param_specs`, on every device."""
+def embed(
+    texts: list[str], *, config: EncoderConfig, params: Params, mesh: Mesh, prompt: str, tokenizer: Tokenizer
+) -> np.ndarray:
+    """Float32 [len(texts), D] of norm 1; zeros for a blank text. `prompt` comes before every text.
 
-    config: EncoderConfig
-    params: Params
-    mesh: Mesh
-    query_tokenizer: Tokenizer  # truncates queries
-    passage_tokenizer: Tokenizer
+    `params` is the tree of `bert.param_specs`, on every device of `mesh`. `tokenizer` truncates.
+    """
+    out_BD = np.zeros((len(texts), config.embed_size), np.float32)
+    kept = np.array([row for row, text in enumerate(texts) if text.strip()], np.int64)
+    # JSON may contain lone surrogates, which the tokenizer rejects.
+    valid = (encodable(texts[row]) for row in kept)
+    if config.lower_case:
+        valid = (text.lower() for text in valid)
+    limit = tokenizer.truncation["max_length"]  # pyright: ignore[reportOptionalSubscript] (always set)
+    token_ids = [encoding.ids for encoding in tokenizer.encode_batch_fast([prompt + text for text in valid])]
+    by_row = sharding.named_sharding(mesh, ("batch", None)), sharding.named_sharding(mesh, ("batch",))
+    with jax.set_mesh(mesh):
+        # All blocks are dispatched before the first result is read: the host pads while the devices compute.
+        results = [
+            (rows, _encode(params, config, *jax.device_put(tuple(block), by_row)))
+            for rows, *block in _blocks(token_ids, limit, config.pad_id, mesh.size)
+        ]
+        for rows, vector_BD in results:
+            out_BD[kept[rows]] = np.asarray(vector_BD)[: len(rows)]
+    return out_BD
 
-    def queries(self, texts: list[str]) -> np.ndarray:
-        """Return float32 [len(texts), D] of norm 1; zeros for a blank text."""
-        return self._embed(texts, self.config.query_prompt, self.query_tokenizer)
 
-    def passages(self, texts: list[str]) -> np.ndarray:
-        """As `queries`, with the prompt and the length limit of passages."""
-        return self._embed(texts, self.config.passage_prompt, self.passage_tokenizer)
-
-    def _embed(self, texts: list[str], prompt: str, tokenizer: Tokenizer) -> np.ndarray:
-        out_BD = np.zeros((len(texts), self.config.embed_size), np.float32)
-        kept = np.array([row for row, text in enumerate(texts) if text.strip()], np.int64)
-        # JSON may contain lone surrogates, which the tokenizer rejects.
-        valid = (encodable(texts[row]) for row in kept)
-        if self.config.lower_case:
-            valid = (text.lower() for text in valid)
-        limit = tokenizer.truncation["max_length"]  # pyright: ignore[reportOptionalSubscript] (always set)
-        token_ids = [encoding.ids for encoding in tokenizer.encode_batch_fast([prompt + text for text in valid])]
-        by_row = sharding.named_sharding(self.mesh, ("batch", None)), sharding.named_sharding(self.mesh, ("batch",))
-        with jax.set_mesh(self.mesh):
-            # All blocks are dispatched before the first result is read: the host pads while the devices compute.
-            results = [
-                (rows, _encode(self.params, self.config, *jax.device_put(tuple(block), by_row)))
-                for rows, *block in self._blocks(token_ids, limit)
-            ]
-            for rows, vector_BD in results:
-                out_BD[kept[rows]] = np.asarray(vector_BD)[: len(rows)]
-        return out_BD
-
-    def _blocks(self, token_ids: list[list[int]], limit: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield (rows of `token_ids`, ids_BT, length_B) of each block, longest texts first; B may exceed the rows."""
-        lengths = np.array([len(ids) for ids in token_ids], np.int64)
-        order = np.argsort(-lengths, kind="stable")
-        start = 0
-        while start < len(order):
-            longest = int(lengths[order[start]])
-            width = max(min(MIN_BLOCK_LEN << ((longest - 1) // MIN_BLOCK_LEN).bit_length(), limit), longest)
-            rows = order[start : start + self._block_rows(width, len(order))]
-            ids_BT = np.full((self._block_rows(width, len(rows)), width), self.config.pad_id, np.int32)
-            length_B = np.ones(len(ids_BT), np.int32)
-            length_B[: len(rows)] = lengths[rows]
-            for ids_T, row in zip(ids_BT, rows, strict=False):
-                ids_T[: lengths[row]] = token_ids[row]
-            yield rows, ids_BT, length_B
-            start += len(rows)
-
-    def _block_rows(self, width: int, needed: int) -> int:
-        """Rows of a block of this width: the smallest allowed number of at least `needed`, or the largest."""
-        devices = self.mesh.size
+def _blocks(
+    token_ids: list[list[int]], limit: int, pad_id: int, devices: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yields (rows of `token_ids`, ids_BT, length_B) of each block, longest texts first; B may exceed the rows."""
+    lengths = np.array([len(ids) for ids in token_ids], np.int64)
+    order = np.argsort(-lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        longest = int(lengths[order[start]])
+        width = max(min(MIN_BLOCK_LEN << ((longest - 1) // MIN_BLOCK_LEN).bit_length(), limit), longest)
         full = max(BLOCK_TOKENS // width, 1)
         sizes = [rows * devices for rows in (*PARTIAL_BLOCK_ROWS, full) if rows <= full]
-        return next((size for size in sizes if size >= needed), sizes[-1])
+        rows = order[start : start + sizes[-1]]
+        ids_BT = np.full((next(size for size in sizes if size >= len(rows)), width), pad_id, np.int32)
+        length_B = np.ones(len(ids_BT), np.int32)
+        length_B[: len(rows)] = lengths[rows]
+        for ids_T, row in zip(ids_BT, rows, strict=False):
+            ids_T[: lengths[row]] = token_ids[row]
+        yield rows, ids_BT, length_B
+        start += len(rows)
 
 
 def load(config: RetrievalConfig) -> TextEncoder:
@@ -120,14 +107,15 @@ def load(config: RetrievalConfig) -> TextEncoder:
     if largest >= shape.vocab_size:
         raise ValueError(f"{file} contains id {largest}, but the vocabulary of the encoder has {shape.vocab_size}")
     mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=1), jax.local_devices())
-    embedder = TextEmbedder(
-        config=shape,
-        params=jax.device_put(params, sharding.named_sharding(mesh, ())),
-        mesh=mesh,
-        query_tokenizer=_truncating_tokenizer(tokenizer_json, min(config.max_query_tokens, shape.max_tokens)),
-        passage_tokenizer=_truncating_tokenizer(tokenizer_json, min(config.max_passage_tokens, shape.max_tokens)),
-    )
-    return TextEncoder(_encoder_name(shape, params, tokenizer_json), embedder.passages, embedder.queries)
+    placed = jax.device_put(params, sharding.named_sharding(mesh, ()))
+
+    def embedder(prompt: str, max_tokens: int) -> Callable[[list[str]], np.ndarray]:
+        tokenizer = _truncating_tokenizer(tokenizer_json, min(max_tokens, shape.max_tokens))
+        return partial(embed, config=shape, params=placed, mesh=mesh, prompt=prompt, tokenizer=tokenizer)
+
+    passages = embedder(shape.passage_prompt, config.max_passage_tokens)
+    queries = embedder(shape.query_prompt, config.max_query_tokens)
+    return TextEncoder(_encoder_name(shape, params, tokenizer_json), passages, queries)
 
 
 def with_prompts(config: EncoderConfig, folder: Path, choice: str) -> EncoderConfig:
