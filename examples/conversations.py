@@ -31,10 +31,10 @@ TYPES = {
 def layout(story: Story, number: int) -> dict[str, Any]:
     """A question about the story with its sessions, as an entry of longmemeval_s.json."""
     sessions, dates = [], []
-    asked = story.questions[number % len(story.questions)]
-    for day, sentences in zip(story.dates_C, story.sentences_C, strict=True):
+    asked = story.stream.questions[number % len(story.stream.questions)]
+    for chunk, sentences in zip(story.stream.chunks, story.sentences_C, strict=True):
         answers = any(statement.question == asked for statement in select_statements(sentences))
-        said = " ".join(sentence.text for sentence in sentences)
+        day, _, said = chunk.partition(". ")
         turns: list[dict[str, Any]] = [{"role": "user", "content": said}, {"role": "assistant", "content": "Noted."}]
         if answers:
             turns[0]["has_answer"] = True

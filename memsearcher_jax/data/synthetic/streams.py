@@ -79,19 +79,10 @@ class Statement(Sentence):
 
 @dataclass(frozen=True)
 class Story:
-    """A stream whose chunks are known sentence by sentence."""
+    """A stream, and the sentences of each chunk without its date."""
 
-    dates_C: tuple[str, ...]
+    stream: Stream
     sentences_C: tuple[tuple[Sentence, ...], ...]
-    questions: tuple[StreamQuestion, ...]
-
-    @property
-    def stream(self) -> Stream:
-        chunks = (
-            f"{day}. {' '.join(sentence.text for sentence in sentences)}"
-            for day, sentences in zip(self.dates_C, self.sentences_C, strict=True)
-        )
-        return Stream(SOURCE, tuple(chunks), self.questions)
 
 
 def select_statements(sentences: Iterable[Sentence]) -> list[Statement]:
@@ -130,14 +121,12 @@ def make_stories(config: SyntheticStreamConfig, count: int) -> list[Story]:
 
 def _make_story(config: SyntheticStreamConfig, rng: random.Random, names: NameGenerator, chunks: int) -> Story:
     """`names` is shared by all streams, so that full names are unique. All other draws come from `rng`."""
-    if config.questions > chunks * config.statements:
-        raise ValueError(
-            f"data.streams.questions is {config.questions}, but a stream of {chunks} chunks has "
-            f"{chunks * config.statements} statements to ask about: lower it or raise data.streams.statements"
-        )
+    if config.questions > (count := chunks * config.statements):
+        reason = f"data.streams.questions is {config.questions}, but a stream of {chunks} chunks has {count} statements"
+        raise ValueError(f"{reason} to ask about: lower it or raise data.streams.statements")
     town_names = NameGenerator(rng)
     labels = [town_names.town() for _ in range(LABELS)]
-    dates, chunk_sentences = [], []
+    texts, chunk_sentences = [], []
     questions: dict[str, list[StreamQuestion]] = {kind: [] for kind in KINDS}
     latest_start = config.span_days - chunks * MAX_DAYS_BETWEEN_CHUNKS
     day = FIRST_DAY + timedelta(days=rng.randrange(latest_start) if latest_start > 0 else 0)
@@ -151,9 +140,10 @@ def _make_story(config: SyntheticStreamConfig, rng: random.Random, names: NameGe
             questions[kind].append(statement.question)
         sentences += [Sentence(rng.choice(FILLER)) for _ in range(config.filler)]
         rng.shuffle(sentences)
-        dates.append(format_date(day))
+        texts.append(f"{format_date(day)}. {' '.join(sentence.text for sentence in sentences)}")
         chunk_sentences.append(tuple(sentences))
-    return Story(tuple(dates), tuple(chunk_sentences), tuple(_select(rng, questions, config.questions)))
+    stream = Stream(SOURCE, tuple(texts), tuple(_select(rng, questions, config.questions)))
+    return Story(stream, tuple(chunk_sentences))
 
 
 def _make_statement(kind: str, rng: random.Random, names: NameGenerator, day: date, labels: list[str]) -> Statement:
