@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -77,20 +78,17 @@ def limited_protocol(max_connections: int, read_timeout: float) -> type[asyncio.
     return LimitedProtocol
 
 
+@dataclass
 class BodyLimit:
     """ASGI middleware: rejects bodies that are too large (413), too slow (408), or too many at a time (503).
 
     A body is read before the application is called, and one whose Content-Length is too large is never stored.
     """
 
-    def __init__(
-        self,
-        app: Callable,
-        limits: ConnectionLimits,
-        error: Callable[[int, str], Any] = lambda status, reason: {"detail": reason},
-    ):
-        self.app, self.limits, self.error = app, limits, error
-        self.reserved = 0  # bytes of the bodies of all unanswered requests
+    app: Callable
+    limits: ConnectionLimits
+    error: Callable[[int, str], Any] = lambda status, reason: {"detail": reason}
+    reserved: int = 0  # bytes of the bodies of all unanswered requests
 
     async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
         if scope["type"] != "http":
