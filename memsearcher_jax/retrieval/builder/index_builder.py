@@ -111,16 +111,17 @@ def build_index(
     with build_dir.explain_disk_full(staging), build_dir.locked(staging, f"shard{shard.index}"):
         vectors: dict[str, Any] = {"vectors": None}
         if config.method != "bm25":
+            state: dict[str, np.ndarray] = {}
             if model is None:
                 hashing = fit_hashing(passage.contents for passage in corpus)
-                model = TextEncoder(HASHING_NAME, hashing, hashing)
-                if shard.index == 0:
-                    np.savez(staging / STATE, allow_pickle=False, idf=hashing.idf_F)
+                model, state = TextEncoder(HASHING_NAME, hashing, hashing), {"idf": hashing.idf_F}
             build = _VectorBuild(staging, corpus, config, model, precomputed, on_progress)
             vectors = build.start()
             build.write_shards(shard)
             if shard.index == 0:
                 build.wait_for_shards()
+                if state:
+                    np.savez(staging / STATE, allow_pickle=False, **state)
                 vectors |= build.tree()
         elif (staging / BUILD).exists():
             raise ValueError(f"{staging} has vectors of another build: delete it, or omit retrieval.method bm25")
@@ -177,18 +178,17 @@ class _VectorBuild:
         finite_B = np.isfinite(given_BD).all(axis=1)  # vectors that are not finite are reported when they are copied
         cosine = float(np.median(np.sum(encoded_BD[finite_B] * given_BD[finite_B], axis=1)))
         if not cosine >= MIN_COSINE:
-            raise ValueError(
-                f"the precomputed vectors are from another encoder: on {len(rows)} passages their median cosine with "
-                f"this encoder's is {cosine:.3f}; check the encoder, its prompts and the order of the corpus"
-            )
+            reason = f"on {len(rows)} passages their median cosine with this encoder's is {cosine:.3f}"
+            hint = "check the encoder, its prompts and the order of the corpus"
+            raise ValueError(f"the precomputed vectors are from another encoder: {reason}; {hint}")
         return hashlib.sha256(given_BD.tobytes()).hexdigest()[:16]
 
     def write_shards(self, share: BuildShard) -> None:
         """Write the missing shards of this process."""
         shards = self.shards
-        ranges = {number: shards.row_range(number) for number in range(share.index, shards.count, share.count)}
-        missing = {number: ranges[number] for number in shards.missing() if number in ranges}
-        total = sum(map(len, ranges.values()))
+        own = {number: shards.row_range(number) for number in range(share.index, shards.count, share.count)}
+        missing = {number: own[number] for number in shards.missing() if number in own}
+        total = sum(map(len, own.values()))
         done = total - sum(map(len, missing.values()))
         self.on_progress("embedding", done, total)
         with ThreadPoolExecutor(PREFETCH) as pool:
