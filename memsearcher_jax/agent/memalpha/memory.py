@@ -75,7 +75,7 @@ class CallResult:
 
 @dataclass(frozen=True)
 class Memory:
-    """The three stores and the next id. Stores that are not in `enabled` refuse every operation and stay empty."""
+    """The three stores and the next id. No call reaches a store that is not in `enabled`, so it stays empty."""
 
     core: Json = ""
     core_tokens: int = 0
@@ -101,8 +101,6 @@ class Memory:
         """Appends an item under a new id. Content that the store already holds is skipped."""
         if store is Store.CORE:
             return self, CallResult.failed(ErrorKind.INVALID, "core memory cannot be inserted, only updated")
-        if error := self.disabled_error(store):
-            return self, error
         if (store, _content_key(content)) in self.contents:
             return self, CallResult(Status.SKIPPED)
         item = Item(f"{self.next_id:04x}", content, token_counter.count(as_text(content)))
@@ -113,8 +111,6 @@ class Memory:
         self, store: Store, content: Json, item_id: Json, token_counter: TokenCounter
     ) -> tuple[Memory, CallResult]:
         """Replaces the content of one item, or the complete core, for which `item_id` is ignored."""
-        if error := self.disabled_error(store):
-            return self, error
         if store is Store.CORE:
             content, tokens_cut = _fit_core(content, self.core_budget, token_counter)
             memory = replace(self, core=content, core_tokens=token_counter.count(as_text(content)))
@@ -130,8 +126,6 @@ class Memory:
 
     def delete(self, store: Store, item_id: Json = None) -> tuple[Memory, CallResult]:
         """Removes an item, or empties the core. As in the original, removing nothing is `idle` and not an error."""
-        if error := self.disabled_error(store):
-            return self, error
         if store is Store.CORE:
             return replace(self, core="", core_tokens=0), CallResult(Status.OK, idle=self.core == "")
         items = self.items(store)
@@ -139,11 +133,6 @@ class Memory:
         if position is None:
             return self, CallResult(Status.OK, idle=True)
         return self._with_items(store, items.delete(position), removed=items[position]), CallResult(Status.OK)
-
-    def disabled_error(self, store: Store) -> CallResult | None:
-        if store in self.enabled:
-            return None
-        return CallResult.failed(ErrorKind.INVALID, f"{store.value} memory is disabled")
 
     def _with_items(
         self, store: Store, items: PVector[Item], removed: Item | None = None, added: Item | None = None

@@ -91,14 +91,14 @@ def run_call(
     store = _check_arguments(call.name, arguments)
     if isinstance(store, CallResult):
         return memory, store
+    if store not in memory.enabled:
+        return memory, CallResult.failed(ErrorKind.INVALID, f"{store.value} memory is disabled")
     if call.name == INSERT:
         return memory.insert(store, arguments["content"], token_counter)
     if call.name == UPDATE:
         return memory.update(store, arguments["new_content"], arguments.get("memory_id"), token_counter)
     if call.name == DELETE:
         return memory.delete(store, arguments.get("memory_id"))
-    if error := memory.disabled_error(store):
-        return memory, error
     return memory, CallResult(Status.OK, hits=search(memory, store, arguments["query"], min_score=0.0))
 
 
