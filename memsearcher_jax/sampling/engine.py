@@ -43,15 +43,14 @@ class Engine:
         self.scheduler = Scheduler(settings, replicas, groups)
         settings = replace(settings, slots=settings.slots // groups, kv_tokens=settings.kv_tokens // groups)
         self._runners = [ModelRunner(model, settings, tuple(stop_ids), mesh) for mesh in self._meshes]
+        self._weights: list[tuple[Params, Array]] = []  # of each group, with the root key; none while it is stopped
         self._in_flight: deque[tuple[int, ScheduledStep, DecodeOutput | None]] = deque()  # of each group at most one
 
     def warm_up(self, params: Params) -> None:
         """Compiles every program that a step may need."""
-        self._start_runners(params, jax.random.key(0))
-        for runner in self._runners:
+        for runner, weights in zip(self._runners, self._place(params, jax.random.key(0)), strict=True):
             for step in self.scheduler.warm_up_steps():
-                runner.run(step)
-            runner.stop()
+                runner.run(step, *weights)
 
     def start(self, params: Params, root_key: Array) -> None:
         """Sets new weights and a new root key, and empties all caches.
@@ -61,13 +60,12 @@ class Engine:
         if held := self.scheduler.settings.slots - len(self.scheduler.free_slots):
             raise RuntimeError(f"{held} slots still hold contexts of the previous weights")
         self.stop()
-        self._start_runners(params, root_key)
+        self._weights = self._place(params, root_key)
 
     def stop(self) -> SamplerStats:
         """Frees every slot, drops requests, results and weights, and returns what was done since `start`."""
         self._in_flight.clear()
-        for runner in self._runners:
-            runner.stop()
+        self._weights = []
         return self.scheduler.clear()
 
     def release(self) -> None:
@@ -82,13 +80,13 @@ class Engine:
         for group, runner in enumerate(self._runners):
             if group not in in_flight and self.scheduler.is_active(group):
                 step = self.scheduler.schedule(group)
-                self._in_flight.append((group, step, runner.run(step)))
+                self._in_flight.append((group, step, runner.run(step, *self._weights[group])))
         if not self._in_flight:
             return []
         _, step, output = self._in_flight.popleft()
         return self.scheduler.update(step, jax.device_get(output))
 
-    def _start_runners(self, params: Params, root_key: Array) -> None:
-        for mesh, runner in zip(self._meshes, self._runners, strict=True):
-            local = params if len(self._meshes) == 1 else on_submesh(params, mesh)
-            runner.start(local, root_key)
+    def _place(self, params: Params, root_key: Array) -> list[tuple[Params, Array]]:
+        if len(self._meshes) == 1:
+            return [(params, root_key)]
+        return [(on_submesh(params, mesh), root_key) for mesh in self._meshes]

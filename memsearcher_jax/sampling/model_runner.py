@@ -23,35 +23,23 @@ from memsearcher_jax.sampling.scheduler import ScheduledStep, Scheduler
 
 
 class ModelRunner:
-    """The weights and the KV cache of some replicas on their devices, and the programs that run on them."""
+    """The KV cache of some replicas on their devices, and the programs that run on it."""
 
     def __init__(self, model: ModelConfig, settings: SamplingConfig, stop_ids: tuple[int, ...], mesh: Mesh):
         self._mesh = mesh
         self._programs = _programs(model, settings, stop_ids, mesh)
         self._empty_cache = _empty_cache(model, settings, mesh)
         self._cache: Cache | None = None
-        self._weights: tuple[Params, Array] | None = None  # with the root key of the draws
-
-    def start(self, params: Params, root_key: Array) -> None:
-        """Sets the weights, which are on the mesh, and takes device memory for the cache, unless it holds some."""
-        self._weights = params, root_key
-        if self._cache is None:
-            with jax.set_mesh(self._mesh):
-                self._cache = self._empty_cache()
-
-    def stop(self) -> None:
-        """Drops the weights."""
-        self._weights = None
 
     def release(self) -> None:
-        """Gives the cache's device memory back."""
+        """Gives the cache's device memory back; the next step takes it again."""
         self._cache = None
 
-    def run(self, step: ScheduledStep) -> DecodeOutput | None:
-        """Dispatches the calls of a step in order; the output of decoding is still on the devices."""
-        assert self._weights is not None, "start() comes first"
-        params, root_key = self._weights
+    def run(self, step: ScheduledStep, params: Params, root_key: Array) -> DecodeOutput | None:
+        """Dispatches the calls of a step in order; the output of decoding is still on the devices, as `params` are."""
         with jax.set_mesh(self._mesh):
+            if self._cache is None:
+                self._cache = self._empty_cache()
             for call in step.calls:
                 self._cache = self._programs[type(call)](self._cache, params, call)
             if step.decode is None:

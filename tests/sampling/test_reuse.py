@@ -1,6 +1,5 @@
 """Tokens that any cache holds are not computed again, and the drawn tokens stay the same."""
 
-
 import jax
 import numpy as np
 import pytest

@@ -46,15 +46,10 @@ class FakeModelRunner:
 
     def __init__(self, model, settings, stop_ids, mesh):
         self.settings, self.shards = settings, mesh.size
-        self.pools = np.zeros((self.shards, settings.pages_per_replica(self.shards), settings.page_tokens), np.uint64)
+        shape = self.shards, settings.pages_per_replica(self.shards), settings.page_tokens
+        self.pools = np.random.default_rng(0).integers(0, 2**63, shape, np.uint64)
 
-    def start(self, params, root_key):
-        self.pools[:] = np.random.default_rng(0).integers(0, 2**63, self.pools.shape)
-
-    def stop(self):
-        pass
-
-    def run(self, step):
+    def run(self, step, params, root_key):
         for call in step.calls:
             (self.copy if isinstance(call, CopyPages) else self.prefill)(call)
         return step.decode and self.decode(step.decode)
