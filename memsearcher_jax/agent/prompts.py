@@ -65,6 +65,7 @@ TEMPLATE_SLOTS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """The template files of each workflow, and their slots."""
 
+_TEMPLATES = files("memsearcher_jax.agent") / "templates"
 _SLOT = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 _MARKUP = re.compile(r"<\|\w+\|>")
 
@@ -168,9 +169,9 @@ def read_templates(config: AgentConfig) -> dict[str, tuple[str, ...]]:
     """The texts around the slots of every file of a set. Raises like `load`."""
     name = config.prompts
     workflow = config.workflow if config.workflow in TEMPLATE_SLOTS else "memsearcher"  # for an agent of one's own
-    folder: Traversable = _templates() / name / workflow if name in packaged() else Path(name)
+    folder: Traversable = _TEMPLATES / name / workflow if name in packaged() else Path(name)
     if not folder.is_dir():
-        styles = ", ".join(style for style in packaged() if (_templates() / style / workflow).is_dir())
+        styles = ", ".join(style for style in packaged() if (_TEMPLATES / style / workflow).is_dir())
         raise FileNotFoundError(f"agent.prompts: {name!r} is neither a folder nor a style of {workflow} ({styles})")
     hint = f"; agent.workflow is {config.workflow}: choose agent.prompts for it"
     slots_of = TEMPLATE_SLOTS[workflow]
@@ -179,7 +180,7 @@ def read_templates(config: AgentConfig) -> dict[str, tuple[str, ...]]:
 
 def packaged() -> list[str]:
     """Names of the styles of templates that come with the package; write `./name` for a folder of such a name."""
-    return sorted(folder.name for folder in _templates().iterdir() if folder.is_dir())
+    return sorted(folder.name for folder in _TEMPLATES.iterdir() if folder.is_dir())
 
 
 def chat_messages(prompt: Prompt) -> tuple[str, str]:
@@ -194,10 +195,6 @@ def chat_messages(prompt: Prompt) -> tuple[str, str]:
         role += bool(border)
         contents[role] += after
     return contents[0].removeprefix(SYSTEM), contents[1]
-
-
-def _templates() -> Traversable:
-    return files("memsearcher_jax.agent") / "templates"
 
 
 def _template(folder: Traversable, name: str, *slots: str, hint: str = "") -> tuple[str, ...]:
