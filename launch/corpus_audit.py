@@ -61,6 +61,7 @@ def audit_questions(
 
 def read_questions(data: DataConfig, entries: Sequence[str], directory: Path) -> list[Problem]:
     """The questions of the entries; train and test are those of the settings."""
+    data = replace(data, objectives=1)  # data.exclude names single questions, too
     others = tuple(entry for entry in entries if entry not in SPLITS)
     named = replace(data, train=(), exclude="", test=others)
     splits = [getattr(load(data, directory), entry) for entry in entries if entry in SPLITS]
