@@ -202,7 +202,7 @@ def base(uninterrupted, tmp_path_factory):
     """Weights in the Hugging Face layout."""
     run, source = uninterrupted
     folder = tmp_path_factory.mktemp("base") / "base"
-    load_weights.export(replace(run.config.model, path=str(source)), folder, "float32", run.tokenizer.folder, (), 10**9)
+    load_weights.export(replace(run.config.model, path=str(source)), folder, "float32", run.tokenizer.folder, ())
     return folder
 
 
@@ -230,7 +230,7 @@ def test_a_run_trains_adapters_alone(base, tmp_path):
     apart.mkdir()
     assert load_weights.export_adapters(tmp_path / "straight", apart) == str(base)
     trained = replace(run.config.model, path=str(tmp_path / "straight"))
-    load_weights.export(trained, hf, "float32", run.tokenizer.folder, (), 10**9)
+    load_weights.export(trained, hf, "float32", run.tokenizer.folder, ())
     for model in (
         replace(run.config.model, path=str(hf), lora_rank=0),
         replace(run.config.model, path=str(base), adapter=str(apart), lora_rank=0),
@@ -280,7 +280,7 @@ def test_a_run_is_self_contained_and_survives_an_outage(base, tmp_path, monkeypa
             (given / "templates" / "system.txt").write_text("edited")
         tpu_train.main(["--resume", "--out", str(out), "--rl.steps", str(2 + resumed)])
         notes = capsys.readouterr().err
-        assert "templates has changed since the run began, which goes on with its own copy" in notes
+        assert "templates/system.txt has changed since the run began, which goes on with its own copy" in notes
         given.mkdir(exist_ok=True)
     for path in sorted((out / "trajectories").iterdir()):
         for scored in read_trajectories(path):
