@@ -64,7 +64,7 @@ def read_evaluation(folder: Path) -> FinishedEvaluation:
             numbers = numbers_of(summarize_trajectory(scored))
             scores = {name: numbers[name] for name in (*scored.scores, "reward") if name in numbers}
             turns = metric_columns(turn.metrics for turn in memory_quality(scored.trajectory))
-            metrics = scores | numbers | {name: mean(values) for name, values in turns.items()}
+            metrics = numbers | {name: mean(values) for name, values in turns.items()}
             result = {"answer": outcome.answer, "stop": outcome.stop.value, "scores": scores}
             questions[problem.id] = AnsweredQuestion(problem, result, metrics)
     if len(questions) != results.get("questions"):
@@ -95,36 +95,31 @@ def compare_evaluations(first: FinishedEvaluation, second: FinishedEvaluation) -
                 f"question {a.problem.id!r} is {sides} in {second.folder}, or its golden answers differ: compare "
                 "evaluations of the same data"
             )
-    scores = [(a.result["scores"], b.result["scores"]) for a, b in pairs]
-    by = next((name for a, b in scores for name in a if name in b), "")
+    by = next((name for a, b in pairs for name in a.result["scores"] if name in b.result["scores"]), "")
     if not by:
         raise ValueError(f"{first.folder} and {second.folder} have no score in common: compare agents of one kind")
     metrics = {}
     for name in dict.fromkeys(name for a, b in pairs for name in a.metrics if name in b.metrics):
         values = [(a.metrics[name], b.metrics[name]) for a, b in pairs if name in a.metrics and name in b.metrics]
         metrics[name] = asdict(paired_comparison(values, np.random.default_rng(0)))
-    questions = [
-        {
-            "id": a.problem.id,
-            "question": a.problem.question,
-            "golden_answers": a.problem.golden_answers,
-            "first": a.result,
-            "second": b.result,
-        }
-        for a, b in pairs
-    ]
-    gains = [b.get(by, math.nan) - a.get(by, math.nan) for a, b in scores]
-    names = sorted(first.settings | second.settings)
-    settings = {name: {"first": first.settings.get(name), "second": second.settings.get(name)} for name in names}
+    won, lost = [], []
+    for a, b in pairs:
+        texts = {"question": a.problem.question, "golden_answers": a.problem.golden_answers}
+        question = {"id": a.problem.id, **texts, "first": a.result, "second": b.result}
+        gain = b.metrics.get(by, math.nan) - a.metrics.get(by, math.nan)
+        won += [question] if gain > 0 else []
+        lost += [question] if gain < 0 else []
+    ours, theirs = first.settings, second.settings
+    differing = [name for name in sorted(ours | theirs) if ours.get(name) != theirs.get(name)]
     return {
         "first": _side_json(first, second),
         "second": _side_json(second, first),
         "shared": len(pairs),
         "metrics": metrics,
         "by": by,
-        "won": [question for gain, question in zip(gains, questions, strict=True) if gain > 0],
-        "lost": [question for gain, question in zip(gains, questions, strict=True) if gain < 0],
-        "settings": {name: values for name, values in settings.items() if values["first"] != values["second"]},
+        "won": won,
+        "lost": lost,
+        "settings": {name: {"first": ours.get(name), "second": theirs.get(name)} for name in differing},
     }
 
 

@@ -48,12 +48,6 @@ def write_page(
     records = TrajectoryRecords()
     run = read_run(folder, max_trajectories=max_trajectories, on_trajectory=records.add)
     other = read_run(compare, max_trajectories=max_trajectories) if compare is not None else None
-    atomic_write(out, render(run, other, records, reload_seconds).encode("utf-8"))
-    return {"read": len(run.summaries), "shown": len(records.index)}
-
-
-def render(run: RunData, other: RunData | None, records: TrajectoryRecords, reload_seconds: int) -> str:
-    """The HTML of the page."""
     if other:
         label, other_label = distinct_labels(run, other)
         run, other = replace(run, name=label), replace(other, name=other_label)
@@ -62,9 +56,12 @@ def render(run: RunData, other: RunData | None, records: TrajectoryRecords, relo
     other_groups = groups_of(other, other.name)[-1:] if other else []
     groups = own_groups + other_groups
     style, script = web_file("page.css"), "\n".join(map(web_file, SCRIPTS))
-    return string.Template(web_file("page.html")).substitute(
+    policy = "default-src 'none'; base-uri 'none'; form-action 'none'"
+    for name, text in (("style-src", style), ("script-src", script)):
+        policy += f"; {name} 'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    page = string.Template(web_file("page.html")).substitute(
         reload=f'<meta http-equiv="refresh" content="{reload_seconds}">' if reload_seconds else "",
-        policy=content_security_policy(style, script),
+        policy=policy,
         style=style,
         script=script,
         title=tables.escape_html(f"{run.name}: {run.kind}"),
@@ -76,6 +73,8 @@ def render(run: RunData, other: RunData | None, records: TrajectoryRecords, relo
         settings=tables.settings_table(run.settings, other.settings if other else None),
         data=data_elements(records),
     )
+    atomic_write(out, page.encode("utf-8"))
+    return {"read": len(run.summaries), "shown": len(records.index)}
 
 
 def _about(run: RunData, other: RunData | None) -> str:
@@ -120,14 +119,3 @@ def _plots(run: RunData, other: RunData | None, groups: Sequence[TrajectoryGroup
 def web_file(name: str) -> str:
     """The text of a file in report/page/web."""
     return (files("memsearcher_jax.report.page") / "web" / name).read_text(encoding="utf-8")
-
-
-def content_security_policy(style: str, script: str) -> str:
-    """A policy that allows this style, this script and no network."""
-    style_hash, script_hash = (
-        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)
-    )
-    return (
-        f"default-src 'none'; style-src 'sha256-{style_hash}'; script-src 'sha256-{script_hash}'; base-uri 'none'; "
-        "form-action 'none'"
-    )
