@@ -15,6 +15,7 @@ import numpy as np
 
 from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.runtime.rng import named_rng
+from memsearcher_jax.runtime.run_dir import is_run
 from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.sft.config import SFTConfig
 from memsearcher_jax.training.packing import TrainingExample
@@ -102,8 +103,8 @@ def trajectory_files(entries: Sequence[str]) -> list[Path]:
     """The files that the entries of a setting name; those of a folder in the order of their names."""
     files = []
     for entry in map(Path, entries):
-        folder = entry / "trajectories" if (entry / "trajectories").is_dir() else entry
-        found = sorted([*folder.glob("*.jsonl.gz"), *folder.glob("*.jsonl")]) if folder.is_dir() else [entry]
+        folder = entry / "trajectories" if is_run(entry) or (entry / "trajectories").is_dir() else entry
+        found = sorted([*folder.glob("*.jsonl.gz"), *folder.glob("*.jsonl")]) if entry.is_dir() else [entry]
         if not found:
             raise FileNotFoundError(f"{folder} holds no trajectories: there is no .jsonl.gz or .jsonl file in it")
         files += found

@@ -84,14 +84,9 @@ class Checkpoints(contextlib.AbstractContextManager):
     def save(self, step: int, state: TrainState, model_config: ModelConfig, meta: Mapping[str, Any]) -> None:
         """Copies the state to the host and returns; `state` may be donated at once. `meta` must be plain JSON.
 
-        Raises ValueError if the directory already holds this step or a later one, OSError in one line if this step or
-        the one before it cannot be written. A failed write leaves no partial step.
+        Raises OSError in one line if this step or the one before it cannot be written, or if it is there already. A
+        failed write leaves no partial step.
         """
-        if self.newest is not None and step <= self.newest:
-            raise ValueError(
-                f"step {step} is not saved: {self._manager.directory} already holds step {self.newest}; "
-                "resume from it or choose another directory"
-            )
         items = _array_items(state)
         content = {
             "model": dataclasses.asdict(model_config),

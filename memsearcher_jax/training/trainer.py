@@ -252,8 +252,6 @@ def mismatch_metrics(batch: PackedBatch, logprob_BT: jax.Array) -> dict[str, flo
     sampler_X, number_X = (np.asarray(x_BT)[mask_BT] for x_BT in (batch.old_logprob_BT, batch.number_BT))
     trainer_BT = multihost_utils.process_allgather(logprob_BT, tiled=True)
     diff_X = np.abs(trainer_BT[mask_BT] - sampler_X).astype(np.float64)
-    if not len(diff_X):
-        return {"logprob_diff_mean": 0.0, "logprob_diff_max": 0.0}
     turn_X = np.minimum(number_X + 1, LAST_TURN)
     return {
         "logprob_diff_mean": float(diff_X.mean()),

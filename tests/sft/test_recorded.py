@@ -156,9 +156,11 @@ def test_ids_that_the_tokenizer_reads_otherwise_are_refused(write):
 
 
 def test_missing_and_damaged_files_are_errors(tmp_path, write):
-    with pytest.raises(FileNotFoundError, match="empty holds no trajectories"):
-        (tmp_path / "empty").mkdir()
-        read(str(tmp_path / "empty"))
+    (tmp_path / "run").mkdir()
+    for name in ("run.json", "metrics.jsonl"):  # of a run that saves none, whose metrics are none
+        (tmp_path / "run" / name).write_text("{}\n")
+    with pytest.raises(FileNotFoundError, match=r"run.trajectories holds no trajectories"):
+        read(str(tmp_path / "run"))
     with pytest.raises(FileNotFoundError, match=r"none.jsonl: no such file"):
         read(str(tmp_path / "none.jsonl"))
     (tmp_path / "other.jsonl").write_text('{"question": "Who?"}\n')

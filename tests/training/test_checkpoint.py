@@ -174,7 +174,7 @@ def test_a_damaged_newest_checkpoint_is_renamed_and_the_one_before_restored(nano
     assert (copy / "2.damaged").is_dir() and latest_step(copy) == 1
     with Checkpoints(copy, keep=2) as checkpoints:  # the step can be saved again, but once
         checkpoints.save(2, state, nano.model, META)
-        with pytest.raises(ValueError, match="already holds step 2"):
+        with pytest.raises(OSError, match="step 2 already exists"):
             checkpoints.save(2, state, nano.model, {})
     assert latest_step(copy) == 2
 
