@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import jax
@@ -103,10 +103,11 @@ def publish(params: Params, config: ModelConfig, local: Mesh, dtype: str) -> Par
     `dtype`: see `qwen.publish`. One jitted reshard gives every host a full copy; all hosts must call it together, with
     local meshes of one shape.
     """
-    return on_submesh(publish_program(config, local, jax.devices(), dtype)(params), local)
+    return on_submesh(publish_program(config, local, tuple(jax.devices()), dtype)(params), local)
 
 
-def publish_program(config: ModelConfig, local: Mesh, devices: Sequence[Device], dtype: str) -> Wrapped:
+@lru_cache(maxsize=8)
+def publish_program(config: ModelConfig, local: Mesh, devices: tuple[Device, ...], dtype: str) -> Wrapped:
     """(params) -> one full copy of the weights per host, each laid out and sharded as on `local`."""
     names = ("host", *local.axis_names)
     mesh = Mesh(
@@ -114,13 +115,8 @@ def publish_program(config: ModelConfig, local: Mesh, devices: Sequence[Device],
     )
     # No spec names the host axis, so the weights are replicated over it.
     shardings = jax.tree.map(lambda spec: named_sharding(mesh, spec.axes), sampler_specs(config, local, dtype))
-    return jax.jit(_publish(config, local.devices.flat[0].platform, dtype), out_shardings=shardings)
-
-
-@cache
-def _publish(config: ModelConfig, platform: str, dtype: str) -> Callable[..., Params]:
-    """The same function for the same arguments, so that it is compiled once."""
-    return partial(qwen.publish, config=config, platform=platform, dtype=dtype)
+    function = partial(qwen.publish, config=config, platform=local.devices.flat[0].platform, dtype=dtype)
+    return jax.jit(function, out_shardings=shardings)
 
 
 def on_submesh(params: Params, mesh: Mesh) -> Params:

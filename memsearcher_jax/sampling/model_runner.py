@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.stages import Lowered, Wrapped
 
 from memsearcher_jax.model import sharding
@@ -98,7 +98,7 @@ def _programs(
 @lru_cache(maxsize=24)
 def _program(function: Callable, mesh: Mesh, *settings: Hashable) -> Wrapped:
     """Engines of one process that differ in slots or sampling rules have the same programs: they are traced once."""
-    cache = _cache_sharding(mesh)
+    cache = sharding.named_sharding(mesh, CACHE_AXES)
     out_shardings = (cache, None) if function is decode else cache
     return jax.jit(partial(function, *settings), donate_argnums=0, out_shardings=out_shardings)
 
@@ -108,12 +108,7 @@ def _empty_cache(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> Wr
     replicas = replica_count(mesh)
     pages = settings.pages_per_replica(replicas) * replicas
     empty = partial(Cache.empty, model, pages, settings.page_tokens, int8=settings.kv == "int8")
-    return jax.jit(empty, out_shardings=_cache_sharding(mesh))
-
-
-def _cache_sharding(mesh: Mesh) -> NamedSharding:
-    """Pages over the data-parallel axes, heads over the tensor axis."""
-    return sharding.named_sharding(mesh, CACHE_AXES)
+    return jax.jit(empty, out_shardings=sharding.named_sharding(mesh, CACHE_AXES))
 
 
 def replica_count(mesh: Mesh) -> int:
