@@ -1,7 +1,6 @@
 """Our workflow on the scripts that were played to the original, in its wording: the same contexts, token for token of
 loss, the same searches and rewards; where ours differs on purpose, what it does instead."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -147,16 +146,12 @@ def spoken(output: dict, tokenizer: Tokenizer) -> str:
     return tokenizer.decode(tokenizer.encode(output["text"], add_special_tokens=False).ids[:512])
 
 
-def of_kind(rollouts: list[Rollout], kinds: set[str]) -> Iterator[Rollout]:
-    chosen = [rollout for rollout in rollouts if rollout.archetype in kinds]
-    assert {rollout.archetype for rollout in chosen} == kinds
-    yield from chosen
-
-
-def of_category(traces: list[dict], categories: set[str]) -> Iterator[dict]:
-    chosen = [trace for trace in traces if trace["category"] in categories]
-    assert {trace["category"] for trace in chosen} == categories
-    yield from chosen
+def of_kind(cases: list, kinds: set[str]) -> list:
+    """The recorded rollouts or traces of these kinds, of each of which there is one."""
+    kind = {Rollout: lambda case: case.archetype, dict: lambda case: case["category"]}[type(cases[0])]
+    chosen = [case for case in cases if kind(case) in kinds]
+    assert set(map(kind, chosen)) == kinds
+    return chosen
 
 
 def test_every_recorded_rollout_is_accounted_for(rollouts, traces):
@@ -262,7 +257,7 @@ def asked_with_text(trace: dict) -> list[dict]:
 
 
 def test_evaluation_prompts_searches_and_answers(traces, evaluate):
-    for trace in of_category(traces, EVALUATION_AGREES):
+    for trace in of_kind(traces, EVALUATION_AGREES):
         played = evaluate(trace)
         theirs = asked_with_text(trace)
         refused = len(trace["retriever_requests"]) - len(theirs)
@@ -279,7 +274,7 @@ def test_evaluation_prompts_searches_and_answers(traces, evaluate):
 
 
 def test_evaluation_ends_without_a_memory(traces, evaluate):
-    for trace in of_category(traces, {"empty_memory"}):
+    for trace in of_kind(traces, {"empty_memory"}):
         played = evaluate(trace)
         assert played.outcome.stop is StopReason.BAD_MEMORY
         assert played.prompts == trace["model_prompts"][:2]
@@ -287,7 +282,7 @@ def test_evaluation_ends_without_a_memory(traces, evaluate):
 
 
 def test_evaluation_holds_the_memory_budget(traces, evaluate, qwen):
-    for trace in of_category(traces, {"memory_over_budget"}):
+    for trace in of_kind(traces, {"memory_over_budget"}):
         played = evaluate(trace)
         assert played.prompts[:2] == trace["model_prompts"][:2]
         memory = played.outcome.turns[1].memory
@@ -300,7 +295,7 @@ def test_evaluation_holds_the_memory_budget(traces, evaluate, qwen):
 def test_a_fault_of_the_model_server_ends_the_workflow(traces, qwen):
     """The original starts the question again, up to 200 times; a workflow is never started twice."""
     config = AgentConfig(prompts="original")
-    for trace in of_category(traces, {"model_error_retry"}):
+    for trace in of_kind(traces, {"model_error_retry"}):
         workflow = memsearcher(trace["question"], config=config, prompts=prompts.load(config), token_counter=qwen)
         assert str(next(workflow).text) == trace["model_prompts"][0]
         with pytest.raises(ConnectionError):
