@@ -87,7 +87,6 @@ def _answer(value: Any) -> str:
 
 
 def _chunks(sessions: Sequence[tuple[str, Sequence[str]]], max_words: int) -> list[str]:
-    """The chunks of (date, turns) pairs."""
     chunks = list[str]()
     for date, turns in sessions:
         pieces, words = list[str](), 0

@@ -88,14 +88,12 @@ def load(config: DataConfig, directory: Path) -> ProblemSplits:
 def _stored(config: DataConfig, directory: Path, skipped: list[str]) -> Mapping[str, Sequence[Problem]]:
     """The problems of all files by split. With data.malformed skip, `skipped` gets a message for each bad row."""
     on_malformed = skipped.append if config.malformed == "skip" else None
-    entries = {"train": config.train, "test": config.test}
+    problems: dict[str, list[Problem]] = {"train": [], "test": []}
     # Every entry is resolved before the first file is read.
-    files = {split: [resolve(one, split, config.root) for one in listed] for split, listed in entries.items()}
-    problems: dict[str, list[Problem]] = {split: [] for split in files}
-    for split, resolved in files.items():
-        for path, benchmark in resolved:
-            read = read_problems(path, on_malformed, config.chunk_words)
-            problems[split] += [with_source(one, benchmark) if benchmark else one for one in read]
+    files = [(split, *resolve(one, split, config.root)) for split in problems for one in getattr(config, split)]
+    for split, path, benchmark in files:
+        read = read_problems(path, on_malformed, config.chunk_words)
+        problems[split] += [with_source(one, benchmark) if benchmark else one for one in read]
     from memsearcher_jax.data.tfds_builder import store  # takes seconds to import
 
     return store(problems, directory)

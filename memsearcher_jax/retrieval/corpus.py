@@ -45,7 +45,6 @@ class Corpus:
         return Passage(self.ids[row].as_py().decode(), self.contents[row].as_py().decode(), score)
 
     def texts(self, rows: Iterable[int]) -> list[str]:
-        """The contents of these rows."""
         return [self.contents[row].as_py().decode() for row in rows]
 
 

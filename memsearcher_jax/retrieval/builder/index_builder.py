@@ -184,7 +184,6 @@ class _VectorBuild:
         return hashlib.sha256(given_BD.tobytes()).hexdigest()[:16]
 
     def write_shards(self, share: BuildShard) -> None:
-        """Write the missing shards of this process."""
         shards = self.shards
         own = {number: shards.row_range(number) for number in range(share.index, shards.count, share.count)}
         missing = {number: own[number] for number in shards.missing() if number in own}
@@ -215,7 +214,6 @@ class _VectorBuild:
         return vectors_BD
 
     def wait_for_shards(self) -> None:
-        """Return when the other processes have written theirs."""
         while missing := self.shards.missing():
             count = self.shards.count
             self.on_progress("waiting for the shards of other processes", count - len(missing), count)
