@@ -10,23 +10,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
-
-if TYPE_CHECKING:
-    from memsearcher_jax.sampling.engine import Engine
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 WEIGHTS = REPOSITORY / "memsearcher_jax" / "assets" / "tiny"
 Size = Literal["tiny", "small", "smollm2", "qwen05b", "qwen3b", "qwen7b"]
 TINY = ModelConfig(2_048, 64, 192, layers=2, heads=4, kv_heads=2, head_size=16, tie_embeddings=True)
 SMALL = ModelConfig(8_192, 256, 768, layers=4, heads=8, kv_heads=2, head_size=32, tie_embeddings=True)
+COPIES, SHARDS = MeshConfig(data=-1, fsdp=1), MeshConfig(data=1, fsdp=-1)  # each device has the weights, or a part
 LATE = (124, 137)  # exit statuses of `timeout`, for scripts that end in time and those that it kills
-
-K, T = TypeVar("K"), TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,20 +33,20 @@ class Flags:
     """Alternating measurements of each program; the median is reported."""
 
 
-def alternate(programs: Mapping[K, Callable[[], T]], repeats: int) -> dict[K, list[tuple[float, T]]]:
-    """Run all programs in turn, `repeats` times. Returns (seconds, result) of every run of each."""
-    runs: dict[K, list[tuple[float, T]]] = {name: [] for name in programs}
-    for _ in range(repeats):
-        for name, program in programs.items():
-            start = time.perf_counter()
-            result = program()
-            runs[name].append((time.perf_counter() - start, result))
-    return runs
+def alternate(programs: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[Any]]:
+    """The results of every program. They run in turn, `repeats` times, so that other work slows all alike."""
+    rounds = [{name: program() for name, program in programs.items()} for _ in range(repeats)]
+    return {name: [results[name] for results in rounds] for name in programs}
 
 
-def run_child(
-    script: str | Path, *arguments: object, seconds: float = 0.0, stop: bool = False, **environment: str
-) -> str:
+def timed(program: Callable[[], Any]) -> tuple[float, float, Any]:
+    """Seconds, seconds of CPU time of all threads, and the result."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = program()
+    return time.perf_counter() - wall, time.process_time() - cpu, result
+
+
+def run_child(script: object, *arguments: object, seconds: float = 0.0, stop: bool = False, **environment: str) -> str:
     """The output of a Python script in another process, with these environment variables besides our own.
 
     A script that takes longer than `seconds`, if they are not 0, gets SIGTERM, and half a minute to save what it has.
@@ -62,7 +58,7 @@ def run_child(
     late = bool(seconds) and done.returncode in LATE
     if done.returncode and not (stop and late):
         why = f"took more than {seconds:.0f} s" if late else f"ended with status {done.returncode}"
-        raise SystemExit(f"{Path(script).name} {' '.join(map(str, arguments))} {why}:\n{done.stdout}{done.stderr}")
+        raise SystemExit(f"{Path(str(script)).name} {' '.join(map(str, arguments))} {why}:\n{done.stdout}{done.stderr}")
     return done.stdout
 
 
@@ -83,34 +79,19 @@ def model_of(size: Size, dtype: str) -> ModelConfig:
     return replace(model, param_dtype=dtype, compute_dtype=dtype, remat="none", path="", adapter="", lora_rank=0)
 
 
-def mesh_of(*, fsdp: bool = False):
-    """A mesh of all devices, each with a copy of the weights, or all of them with one copy."""
-    from memsearcher_jax.model import sharding
-
-    return sharding.make_mesh(MeshConfig(data=1 if fsdp else -1, fsdp=-1 if fsdp else 1))
-
-
 def random_params(model: ModelConfig, mesh) -> dict:
     """Random weights, sharded over the mesh."""
     import jax
 
     from memsearcher_jax.model import qwen, sharding
 
-    init = jax.jit(lambda key: qwen.init(key, model), out_shardings=sharding.param_shardings(model, mesh))
-    return jax.block_until_ready(init(jax.random.key(0)))
-
-
-def publish_random(model: ModelConfig) -> tuple[Any, Any]:
-    """A mesh of all devices, and random weights as its sampler reads them."""
-    from memsearcher_jax.model import sharding
-
-    mesh = mesh_of()
-    return mesh, sharding.publish(random_params(model, mesh), model, mesh, model.compute_dtype)
+    init = jax.jit(qwen.init, static_argnums=1, out_shardings=sharding.param_shardings(model, mesh))
+    return jax.block_until_ready(init(jax.random.key(0), model))
 
 
 def open_engine(
     model: ModelConfig, mesh: Any, params: Any, slots: Sequence[int], context_tokens: int, **settings: Any
-) -> Engine:
+) -> Any:
     """An engine without stop tokens, compiled for published weights and these numbers of active slots of a replica,
     the last of which is that of all slots of the engine."""
     from memsearcher_jax.sampling.config import SamplingConfig
@@ -122,7 +103,16 @@ def open_engine(
     return engine
 
 
-def open_contexts(engine: Engine, params: Any, prompts: Sequence[Sequence[int]], new: int, first: int = 0) -> list[int]:
+def random_engine(model: ModelConfig, slots: Sequence[int], context_tokens: int, **settings: Any) -> tuple[Any, Any]:
+    """An engine of all devices, and random weights as it reads them; the arguments are those of `open_engine`."""
+    from memsearcher_jax.model import sharding
+
+    mesh = sharding.make_mesh(COPIES)
+    params = sharding.publish(random_params(model, mesh), model, mesh, model.compute_dtype)
+    return open_engine(model, mesh, params, slots, context_tokens, **settings), params
+
+
+def open_contexts(engine: Any, params: Any, prompts: Sequence[Sequence[int]], new: int, first: int = 0) -> list[int]:
     """Start a generation of `new` tokens after each prompt, and return their slots; `first`: number of the draws."""
     import jax
 
@@ -133,12 +123,20 @@ def open_contexts(engine: Engine, params: Any, prompts: Sequence[Sequence[int]],
     return slots
 
 
-def generate(engine: Engine, params: Any, prompts: Sequence[Sequence[int]], new: int, first: int = 0) -> list:
+def generate(engine: Any, params: Any, prompts: Sequence[Sequence[int]], new: int, first: int = 0) -> list:
     """The contexts of all prompts after `new` tokens each."""
     slots = open_contexts(engine, params, prompts, new, first)
     while engine.scheduler.active:
         engine.step()
     return [engine.scheduler.pop_context(slot) for slot in slots]
+
+
+def packed(contexts: Sequence[Any], seq_len: int) -> Any:
+    """Contexts that an engine sampled, as the rows of a trainer."""
+    from memsearcher_jax.training.packing import TrainingExample, pack
+
+    examples = [TrainingExample(one.ids, one.logprobs, one.sampled, 1.0) for one in contexts]
+    return pack(examples, seq_len, 1, np.random.default_rng(0))
 
 
 def transformers_generate(model: ModelConfig) -> Callable[..., list[list[int]]]:
@@ -161,14 +159,10 @@ def transformers_generate(model: ModelConfig) -> Callable[..., list[list[int]]]:
     @torch.inference_mode()
     def generate(prompts: Sequence[Sequence[int]], new_tokens: int, **settings: Any) -> list[list[int]]:
         width = max(map(len, prompts))
-        ids_BT, mask_BT = np.zeros((2, len(prompts), width), np.int64)
-        for row, ids in enumerate(prompts):
-            ids_BT[row, width - len(ids) :] = ids
-            mask_BT[row, width - len(ids) :] = 1
-        lengths = {"min_new_tokens": new_tokens, "max_new_tokens": new_tokens}
+        ids_BT = np.array([[0] * (width - len(ids)) + list(ids) for ids in prompts])
+        mask_BT = np.array([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts])
+        settings |= {"min_new_tokens": new_tokens, "max_new_tokens": new_tokens}
         ids, mask = (torch.from_numpy(array).to(device) for array in (ids_BT, mask_BT))
-        generated_BT = torch_model.generate(ids, attention_mask=mask, **lengths, **settings)
-        assert generated_BT.shape[1] == width + new_tokens
-        return generated_BT[:, width:].tolist()
+        return torch_model.generate(ids, attention_mask=mask, **settings)[:, width:].tolist()
 
     return generate

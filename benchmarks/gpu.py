@@ -6,28 +6,27 @@ python benchmarks/gpu.py --small                        # a rehearsal at tiny si
 numerics   logits, log-probabilities and gradients against the CPU, in float32 without TensorFloat-32; what the engine
            samples against the CPU, against each context alone, and against the full forward pass; compilations
 decode     tokens/s of the engine by slots, without the prefill, random weights in bfloat16; and of transformers'
-           generate (sdpa, static cache, not compiled) and the time in which the GPU reads weights and KV cache
-update     the optimiser step of update.py; with TRL's loss on torch and sdpa, too, and the peak FLOP/s
+           generate (sdpa, static cache, not compiled)
+update     the optimiser step of update.py; with TRL's loss on torch and sdpa, too
 train      --config smollm2 with 64 problems x 8 rollouts: seconds of a step by phase, as many steps as there is time
            for, and exact match on held-out questions before and after
 
-`ratio` is ours over torch, `share` that of the peak rates in planning/roofline.py. Every part has processes of its own.
-What cannot run, or has no time left, is left out in one line.
-
-A machine with CUDA and jax[cuda12] also needs the package's own dependencies and, for the columns of torch, torch and
-transformers: pip install -e . and pip install torch, whose default wheel on Linux is for CUDA. Run --small there first.
+`ratio` is ours over torch, `share` that of the peak rates in planning/roofline.py: of the time in which the GPU reads
+weights and KV cache, and of its FLOP/s. What cannot run, or has no time left, is left out in one line. A machine with
+CUDA and jax[cuda12] needs pip install -e . and, for the columns of torch, pip install torch, whose default wheel on
+Linux is for CUDA. Run --small there first.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,24 +37,23 @@ from update import measure
 
 from memsearcher_jax.launch.preconditions import has_accelerator
 from memsearcher_jax.logs.metrics import METRICS_FILE, read_metrics
+from memsearcher_jax.logs.run_facts import read_results
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
-from memsearcher_jax.planning.roofline import CHIPS, GPUS, Chip
+from memsearcher_jax.planning.roofline import CHIPS, GPUS, Chip, matmul_param_bytes
 
 PROMPT, NEW, BUCKETS = 256, 128, (256, 8_192)  # tokens of a decoded context; widths of a prefill
 PART_SECONDS, TEST_SECONDS = 75, 45  # that a process may take
 TRAIN_SECONDS = 150  # of the time are kept for training, if it can run
-SMALL = ("--rl.prompts_per_step", "4", "--rl.group_size", "4", "--evaluation.max_questions", "8")
+SMALL = "--config tiny --rl.prompts_per_step 4 --rl.group_size 4 --evaluation.max_questions 8"
 LARGE = (  # slots and rows that fill a GPU; the preset has two cores in mind
-    *("--rl.prompts_per_step", "64", "--rl.group_size", "8", "--sampling.slots", "256"),
-    *("--training.minibatch_rows", "64", "--training.grad_accum_steps", "4", "--evaluation.max_questions", "200"),
+    "--config smollm2 --rl.prompts_per_step 64 --rl.group_size 8 --sampling.slots 256 --training.minibatch_rows 64 "
+    "--training.grad_accum_steps 4 --evaluation.max_questions 200"
 )
 ROW = "{:10}{:72}{:>12}{:>12}{:>8}{:>8}"
 
 
 @dataclass(frozen=True)
 class Flags:
-    """What to measure."""
-
     smollm2: Path | None = None
     """Folder of SmolLM2-135M, from launch/import_gguf.py."""
     train: tuple[Path, ...] = ()
@@ -72,14 +70,6 @@ class Flags:
     @property
     def trains(self) -> bool:
         return self.small or bool(self.smollm2 and self.corpus and self.train and self.test)
-
-    @property
-    def slots(self) -> tuple[int, ...]:
-        return (1, 4) if self.small else (1, 16, 64, 256)
-
-    @property
-    def dtype(self) -> str:
-        return "float32" if self.small else "bfloat16"
 
 
 @dataclass
@@ -99,9 +89,7 @@ class Report:
             numbers = (f"{value:,.0f}" if value else "" for value in (own, other))
             self.add(part, what, *numbers, f"{ratio:.2f}" if ratio else "", f"{share:.0%}" if share else "")
 
-    def run(
-        self, part: str, what: str, call: Callable[..., Any], *arguments: Any, limit=PART_SECONDS, **options
-    ) -> Any:
+    def run(self, part: str, what: str, call: Callable, *arguments: Any, limit=PART_SECONDS, **options: Any) -> Any:
         """What `call` returns of another process; None, and a row that says why, if it fails or has no time."""
         # A process has the GPU alone; later ones find the programs that earlier ones compiled.
         environment = {"JAX_COMPILATION_CACHE_DIR": str(self.folder), "XLA_PYTHON_CLIENT_MEM_FRACTION": ".92"}
@@ -118,16 +106,19 @@ class Report:
 
 
 def main(flags: Flags) -> None:
-    if missing := [str(file) for file in (*flags.train, *flags.test, flags.corpus) if file and not file.exists()]:
+    files = filter(None, (flags.smollm2, *flags.train, *flags.test, flags.corpus))
+    if missing := [str(file) for file in files if not file.exists()]:
         raise SystemExit(f"no such file: {', '.join(missing)}")
     if not flags.small and not has_accelerator():
         raise SystemExit("there is no GPU: --small rehearses on a CPU")
-    started, sizes = time.monotonic(), ("tiny",) if flags.small else ("smollm2", "qwen05b", "qwen3b")
+    started, sizes, dtype = time.monotonic(), ("smollm2", "qwen05b", "qwen3b"), "bfloat16"
+    if flags.small:
+        sizes, dtype = ("tiny",), "float32"
     with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
         report = Report(flags, Path(folder), started + 60 * flags.minutes)
         report.add("part", "", "ours", "torch", "ratio", "share")
-        found = report.run("numerics", "numerics", common.in_process, numerics, sizes[0])
-        found = found or {"device": "unknown", "rows": {}}
+        unknown = {"device": "unknown", "rows": {}}
+        found = report.run("numerics", "numerics", common.in_process, numerics, sizes[0]) or unknown
         for what, value in found["rows"].items():
             report.add("numerics", what, value)
         device, torch = found["device"], importlib.util.find_spec("torch") is not None
@@ -137,8 +128,8 @@ def main(flags: Flags) -> None:
         if not torch:
             report.add("", "torch left out: it is not installed")
         for size in sizes:
-            decode(report, size, torch, chip)
-            update(report, size, torch, chip)
+            decode(report, size, dtype, torch, chip)
+            update(report, size, dtype, torch, chip)
         train(report)
     print(f"{device}, {time.monotonic() - started:.0f} s")
 
@@ -171,25 +162,21 @@ def on_device(model: ModelConfig, device: Any) -> dict[str, Any]:
 
     from memsearcher_jax.model import qwen, sharding
     from memsearcher_jax.training.logprobs import token_logprobs
-    from memsearcher_jax.training.packing import TrainingExample, pack
 
     mesh, host = (sharding.make_mesh(MeshConfig(1, 1, 1), [one]) for one in (device, jax.devices("cpu")[0]))
     model = sharding.select_attention(model, mesh, 2 * (PROMPT + NEW))
     params = jax.device_put(common.random_params(model, host), sharding.param_shardings(model, mesh))
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, model.vocab_size, PROMPT - 9 * number).tolist() for number in range(8)]
-    program = sharding.publish_program(model, mesh, [device], model.compute_dtype)
+    program = sharding.publish_program(model, mesh, (device,), model.compute_dtype)
     published = sharding.on_submesh(program(params), mesh)
     engine = common.open_engine(model, mesh, published, (1, 8), PROMPT + NEW, prefill_buckets=BUCKETS, top_k=50)
     events = list[str]()
     jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: events.append(event))
     contexts = common.generate(engine, published, prompts, NEW // 4)
-    alone = []
-    for number, prompt in enumerate(prompts):
-        alone += common.generate(engine, published, [prompt], NEW // 4, first=number)
+    alone = [common.generate(engine, published, [one], NEW // 4, first)[0] for first, one in enumerate(prompts)]
     compiled = events.count("/jax/core/compile/backend_compile_duration")
-    examples = [TrainingExample(one.ids, one.logprobs, one.sampled, 1.0) for one in contexts]
-    batch = pack(examples, 2 * (PROMPT + NEW), 1, np.random.default_rng(0))
+    batch = common.packed(contexts, 2 * (PROMPT + NEW))
 
     def total(params: Any) -> tuple[Any, Any]:
         logprob_BT, *_ = token_logprobs(params, model, batch, chunk=128, temperature=1.0)
@@ -209,53 +196,36 @@ def on_device(model: ModelConfig, device: Any) -> dict[str, Any]:
     }
 
 
-def engine(size: common.Size, dtype: str, slots: Sequence[int]) -> dict[str, Any]:
-    """Tokens/s by slots, and the bytes that one step has to read."""
-    import jax
-
-    model = common.model_of(size, dtype)
-    mesh, params = common.publish_random(model)
-    engine = common.open_engine(model, mesh, params, slots, PROMPT + NEW, prefill_buckets=BUCKETS)
-    weights = sum(x.nbytes for x in jax.tree.leaves(params)) - (0 if model.tie_embeddings else params["embed"].nbytes)
-    cache = 2 * model.layers * model.kv_heads * model.head_size * model.compute_itemsize * (PROMPT + NEW // 2)
-    speed = speeds(lambda prompts, new: common.generate(engine, params, prompts, new), model, slots)
-    return {"speed": speed, "bytes": [weights + count * cache for count in slots]}
-
-
-def transformers(size: common.Size, dtype: str, slots: Sequence[int]) -> dict[str, Any]:
-    """Tokens/s by slots. Compiling `generate` takes a minute for each number of slots."""
-    model = common.model_of(size, dtype)
-    generate = common.transformers_generate(model)
-    static = {"cache_implementation": "static", "disable_compile": True, "do_sample": False}
-    return {"speed": speeds(lambda prompts, new: generate(prompts, new, **static), model, slots)}
-
-
-def speeds(generate: Callable[..., Any], model: ModelConfig, slots: Sequence[int]) -> list[float]:
-    """Decoded tokens/s by slots: what `NEW` tokens take longer than one, in the second of two runs."""
-    speed, rng = [], np.random.default_rng(1)
+def decoded_tokens(size: common.Size, dtype: str, slots: Sequence[int], torch: bool) -> list[float]:
+    """Tokens/s by slots: what `NEW` tokens take longer than one, in the second of two runs."""
+    model, rng, speeds = common.model_of(size, dtype), np.random.default_rng(1), []
+    if torch:  # compiling `generate` takes a minute for each number of slots
+        static = {"cache_implementation": "static", "disable_compile": True, "do_sample": False}
+        generate = partial(common.transformers_generate(model), **static)
+    else:
+        generate = partial(common.generate, *common.random_engine(model, slots, PROMPT + NEW, prefill_buckets=BUCKETS))
     for count in slots:
-        prompts, seconds = rng.integers(0, model.vocab_size, (count, PROMPT)).tolist(), []
-        for new in (1, NEW, 1, NEW):
-            started = time.perf_counter()
-            generate(prompts, new)
-            seconds.append(time.perf_counter() - started)
-        speed.append(count * (NEW - 1) / max(seconds[3] - seconds[2], 1e-9))
-    return speed
+        prompts = rng.integers(0, model.vocab_size, (count, PROMPT)).tolist()
+        _, _, one, all_ = (common.timed(partial(generate, prompts, new))[0] for new in (1, NEW, 1, NEW))
+        speeds.append(count * (NEW - 1) / max(all_ - one, 1e-9))
+    return speeds
 
 
-def decode(report: Report, size: str, torch: bool, chip: Chip | None) -> None:
-    decoded = size, report.flags.dtype, report.flags.slots
-    own = report.run("decode", f"{size}, engine", common.in_process, engine, *decoded)
-    other = report.run("decode", f"{size}, torch", common.in_process, transformers, *decoded) if torch else None
-    for number, slots in enumerate(report.flags.slots):
-        speeds = (found and found["speed"][number] for found in (own, other))
-        bound = own and chip and slots * chip.hbm_bandwidth / own["bytes"][number]
-        report.compare("decode", f"{size}, {slots} slots, tokens/s", *speeds, bound)
+def decode(report: Report, size: str, dtype: str, torch: bool, chip: Chip | None) -> None:
+    model, slots = common.model_of(size, dtype), (1, 4) if report.flags.small else (1, 16, 64, 256)
+    call = common.in_process, decoded_tokens, size, dtype, slots
+    own = report.run("decode", f"{size}, engine", *call, False)
+    other = torch and report.run("decode", f"{size}, torch", *call, True)
+    cache = 2 * model.layers * model.kv_heads * model.head_size * model.compute_itemsize * (PROMPT + NEW // 2)
+    for number, count in enumerate(slots):
+        speeds = (found and found[number] for found in (own, other))
+        bound = chip and count * chip.hbm_bandwidth / (matmul_param_bytes(model) + count * cache)
+        report.compare("decode", f"{size}, {count} slots, tokens/s", *speeds, bound)
 
 
-def update(report: Report, size: str, torch: bool, chip: Chip | None) -> None:
+def update(report: Report, size: str, dtype: str, torch: bool, chip: Chip | None) -> None:
     contexts, devices, repeats = 4 if report.flags.small else 16, 2, 1
-    arguments = size, report.flags.dtype, contexts, devices, repeats, torch
+    arguments = size, dtype, contexts, devices, repeats, torch
     if row := report.run("update", size, common.in_process, measure, *arguments):
         own = row["ours tokens/s"]
         bound = chip and own * chip.flops / (1e12 * row["ours TFLOP/s"])
@@ -268,17 +238,16 @@ def train(report: Report) -> None:
     if not flags.trains:
         report.add("train", "left out: it needs --smollm2, --train, --test and --corpus")
         return
-    weights, words, steps = common.WEIGHTS, ["--config", "tiny", *SMALL], 1
+    weights, words, steps = common.WEIGHTS, SMALL.split(), 1
     if not flags.small:
-        weights, words, steps = flags.smollm2, ["--config", "smollm2", *LARGE], 1_000
+        weights, words, steps = flags.smollm2, LARGE.split(), 1_000
         words += ["--retrieval.corpus", flags.corpus, "--data.train", *flags.train, "--data.test", *flags.test]
 
     def exact_match(name: str, *checkpoint: object) -> str:
         command = launch / "evaluate.py", *checkpoint, "--out", report.folder / name
         if report.run("train", f"test {name}", common.run_child, *command, limit=TEST_SECONDS) is None:
             return "?"
-        results = json.loads((report.folder / name / "results.json").read_text())
-        return f"{results['metrics']['exact_match']:.3f}"
+        return f"{read_results(report.folder / name)['metrics']['exact_match']:.3f}"
 
     before = exact_match("before", *words, "--checkpoint", weights)
     command = launch / "tpu_train.py", *words, "--model.path", weights, "--rl.steps", steps, "--out", out

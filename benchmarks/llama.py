@@ -11,10 +11,8 @@ CPU time with --threads 1: two threads of llama.cpp wait for each other in a loo
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import common
@@ -29,8 +27,6 @@ STEPS, SLOTS, CONTEXT = 16, 16, 1_024
 
 @dataclass(frozen=True)
 class Flags(common.Flags):
-    """Command-line options."""
-
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Weights, and our activations and cache; the cache of llama.cpp is in float32 or float16."""
     tokens: int = 300
@@ -43,54 +39,41 @@ def main(flags: Flags) -> None:
     model = common.model_of("smollm2", flags.dtype)
     programs = {"ours": engine_program(model, flags), "llama.cpp": llama_program(model, flags)}
     runs = common.alternate(programs, flags.repeats)
-    # Seconds of CPU are counted inside: starting again and prefilling are no part of a step.
-    medians = {name: np.median([run for _, run in of], axis=0).tolist() for name, of in runs.items()}
+    # Seconds, and those of CPU time, are counted inside: starting again and prefilling are no part of a step.
+    medians = {name: np.median([run[:2] for run in of], axis=0) / STEPS * 1e3 for name, of in runs.items()}
     for name, (wall, cpu) in medians.items():
         print(f"{name:10} wall {wall:.1f} ms  CPU {cpu:.1f} ms")
-    ratios = np.divide(medians["llama.cpp"], medians["ours"])
-    print("ours is {:.2f}x by wall, {:.2f}x by CPU time".format(*ratios))
+    print("ours is {:.2f}x by wall, {:.2f}x by CPU time".format(*(medians["llama.cpp"] / medians["ours"])))
 
 
-def timed(step: Callable[[], object]) -> tuple[float, float]:
-    """Milliseconds (of wall, of CPU time) of one of the `STEPS` that `step` makes."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    step()
-    return (time.perf_counter() - wall) / STEPS * 1e3, (time.process_time() - cpu) / STEPS * 1e3
-
-
-def engine_program(model: ModelConfig, flags: Flags) -> Callable[[], tuple[float, float]]:
-    mesh, params = common.publish_random(model)
+def engine_program(model: ModelConfig, flags: Flags) -> Callable[[], tuple]:
     settings = {"prefill_buckets": (256,), "prefill_tokens_per_step": SLOTS * CONTEXT}
-    engine = common.open_engine(model, mesh, params, (SLOTS,), CONTEXT, decode_steps_per_call=STEPS, **settings)
-    rng = np.random.default_rng(0)
-    lengths = [flags.tokens + 20 * slot for slot in range(SLOTS)]
+    engine, params = common.random_engine(model, (SLOTS,), CONTEXT, decode_steps_per_call=STEPS, **settings)
+    rng, lengths = np.random.default_rng(0), range(flags.tokens, flags.tokens + 20 * SLOTS, 20)
     prompts = [[slot, *rng.integers(0, model.vocab_size, length - 1).tolist()] for slot, length in enumerate(lengths)]
 
-    def run() -> tuple[float, float]:
-        slots = common.open_contexts(engine, params, prompts, 2 * STEPS)
+    def run() -> tuple:
+        common.open_contexts(engine, params, prompts, 2 * STEPS)
         engine.step()  # prefills, and decodes once
-        measured = timed(engine.step)
-        for slot in slots:
-            engine.scheduler.pop_context(slot)
+        measured = common.timed(engine.step)
+        engine.stop()
         return measured
 
     return run
 
 
-def llama_program(model: ModelConfig, flags: Flags) -> Callable[[], tuple[float, float]]:
+def llama_program(model: ModelConfig, flags: Flags) -> Callable[[], tuple]:
     import llama_cpp as llama
 
-    with tempfile.TemporaryDirectory() as folder:
-        write_gguf(Path(folder, "model.gguf"), model, flags.dtype)
-        loaded = llama.llama_model_load_from_file(
-            str(Path(folder, "model.gguf")).encode(), llama.llama_model_default_params()
-        )
+    with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+        write_gguf(file.name, model, flags.dtype)
+        loaded = llama.llama_model_load_from_file(file.name.encode(), llama.llama_model_default_params())
     settings = llama.llama_context_default_params()
     settings.n_ctx, settings.n_seq_max, settings.kv_unified = CONTEXT * SLOTS, SLOTS, False
     settings.n_threads = settings.n_threads_batch = flags.threads
     settings.type_k = settings.type_v = int(flags.dtype == "bfloat16")  # GGML_TYPE_F32 and F16
     context, batch = llama.llama_init_from_model(loaded, settings), llama.llama_batch_init(CONTEXT, 0, 1)
-    rng, lengths = np.random.default_rng(0), [flags.tokens + 20 * slot for slot in range(SLOTS)]
+    rng, lengths = np.random.default_rng(0), range(flags.tokens, flags.tokens + 20 * SLOTS, 20)
 
     def decode(tokens: list[tuple[int, int]]) -> None:
         """Adds a random token at (slot, position), each; logits are of the last of a slot."""
@@ -101,7 +84,7 @@ def llama_program(model: ModelConfig, flags: Flags) -> Callable[[], tuple[float,
             batch.logits[i] = (slot, position + 1) not in tokens[i + 1 : i + 2]
         assert llama.llama_decode(context, batch) == 0
 
-    def run() -> tuple[float, float]:
+    def run() -> tuple:
         llama.llama_memory_clear(llama.llama_get_memory(context), True)
         for slot, length in enumerate(lengths):
             decode([(slot, position) for position in range(length)])
@@ -110,26 +93,21 @@ def llama_program(model: ModelConfig, flags: Flags) -> Callable[[], tuple[float,
             for step in range(STEPS):
                 decode([(slot, length + step) for slot, length in enumerate(lengths)])
 
-        return timed(steps)
+        return common.timed(steps)
 
     return run
 
 
-def write_gguf(file: Path, model: ModelConfig, dtype: str) -> None:
+def write_gguf(file: str, model: ModelConfig, dtype: str) -> None:
     """Random weights as a model of llama.cpp without a vocabulary."""
     import gguf
 
     writer: Any = gguf.GGUFWriter(file, "llama")
-    writer.add_block_count(model.layers)
-    writer.add_context_length(model.max_positions)
-    writer.add_embedding_length(model.embed_size)
-    writer.add_feed_forward_length(model.ffn_size)
-    writer.add_head_count(model.heads)
-    writer.add_head_count_kv(model.kv_heads)
-    writer.add_layer_norm_rms_eps(model.norm_eps)
-    writer.add_rope_dimension_count(model.head_size)
-    writer.add_rope_freq_base(model.rope_theta)
-    writer.add_vocab_size(model.vocab_size)
+    sizes = {"block_count": model.layers, "embedding_length": model.embed_size, "feed_forward_length": model.ffn_size}
+    sizes |= {"head_count": model.heads, "head_count_kv": model.kv_heads, "rope_dimension_count": model.head_size}
+    sizes |= {"context_length": model.max_positions, "vocab_size": model.vocab_size}
+    for name, value in (sizes | {"layer_norm_rms_eps": model.norm_eps, "rope_freq_base": model.rope_theta}).items():
+        getattr(writer, f"add_{name}")(value)
     writer.add_tokenizer_model("none")
     rng, names = np.random.default_rng(0), gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, model.layers)
     for tensor in weights.tensors(model):

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import common
 import numpy as np
 import tyro
 
-TYPES = ("compute_dtype", "int8")
+TYPES, CHUNK = ("compute_dtype", "int8"), 128
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,11 @@ def main(flags: Mismatch) -> None:
     import jax
     import jax.numpy as jnp
 
-    from memsearcher_jax.model import qwen, sharding, weights
+    from memsearcher_jax.model import sharding, weights
     from memsearcher_jax.runtime.tokenizer import ChatTokenizer
+    from memsearcher_jax.training.logprobs import token_logprobs
 
-    mesh = common.mesh_of()
+    mesh = sharding.make_mesh(common.COPIES)
     if flags.path:
         model, params = weights.load(flags.path)
         model = replace(model, param_dtype=flags.dtype, compute_dtype=flags.dtype, remat="none")
@@ -58,15 +59,7 @@ def main(flags: Mismatch) -> None:
         ids = ChatTokenizer.load(flags.path).encode_untrusted(flags.text.read_text(encoding="utf-8"))
         starts = np.linspace(0, len(ids) - flags.prompt, flags.contexts).astype(int)
         prompts = np.stack([ids[start : start + flags.prompt] for start in starts])
-    new = slice(flags.prompt, flags.prompt + flags.new)
-
-    @jax.jit
-    def trainer_logprobs(params: Any, ids_BT: Any) -> Any:
-        position_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1]), ids_BT.shape)
-        logits_BTV, _ = qwen.forward(params, model, ids_BT, position_BT, jnp.ones_like(ids_BT))
-        logprob_BTV = jax.nn.log_softmax(logits_BTV[:, :-1])
-        return jnp.take_along_axis(logprob_BTV, ids_BT[:, 1:, None], axis=-1)[..., 0]
-
+    trainer = jax.jit(lambda params, row: token_logprobs(params, model, row, chunk=CHUNK, temperature=1.0)[0])
     print(f"{'weights':>14}{'cache':>14}{'KL':>10}{'50 %':>9}{'90 %':>9}{'99 %':>9}{'largest':>9}")
     for stored in TYPES:
         published = sharding.publish(params, model, mesh, model.compute_dtype if stored == TYPES[0] else stored)
@@ -74,10 +67,9 @@ def main(flags: Mismatch) -> None:
             slots, tokens = (flags.contexts,), flags.prompt + flags.new
             engine = common.open_engine(model, mesh, published, slots, tokens, weights=stored, kv=cached)
             contexts = common.generate(engine, published, prompts.tolist(), flags.new)
-            ids_BT = np.array([context.ids for context in contexts], np.int32)
-            sampler = np.array([context.logprobs for context in contexts])[:, new]
-            trainer = np.concatenate([trainer_logprobs(params, ids_1T[None]) for ids_1T in ids_BT])[:, new.start - 1 :]
-            difference = trainer - sampler
+            batch = common.packed(contexts, -(-tokens // CHUNK) * CHUNK)
+            logprob_BT = np.concatenate([trainer(params, row) for row in batch.split(1)])
+            difference = (logprob_BT - batch.old_logprob_BT)[batch.mask_BT]
             kl = np.mean(np.expm1(difference) - difference)
             quantiles = "".join(f"{x:>9.4f}" for x in np.quantile(abs(difference), (0.5, 0.9, 0.99, 1)))
             print(f"{stored:>14}{cached:>14}{kl:>10.5f}{quantiles}", flush=True)

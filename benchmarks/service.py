@@ -23,8 +23,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain, count
+from itertools import count
 
 import common
 import numpy as np
@@ -37,8 +36,6 @@ AGENT = ["--config", "tiny", "--checkpoint", str(common.WEIGHTS), "--name", "age
 
 @dataclass(frozen=True)
 class Load:
-    """The load, and the service."""
-
     clients: int = 64
     """Concurrent clients, each with one connection."""
     seconds: float = 60.0
@@ -63,8 +60,7 @@ def serving(load: Load) -> Iterator[str]:
     """The address of the service in a subprocess."""
     program = common.REPOSITORY / "launch" / ("serve_agent.py" if load.agent else "serve_search.py")
     flags = ["--port", "0", *(AGENT if load.agent else []), *shlex.split(load.serve)]
-    command = [sys.executable, str(program), *flags]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen([sys.executable, str(program), *flags], stderr=subprocess.PIPE, text=True) as server:
         try:
             lines = []
             while " at http://" not in (line := server.stderr.readline()):
@@ -79,54 +75,43 @@ def serving(load: Load) -> Iterator[str]:
 
 def measure(load: Load, questions: Sequence[str], url: str) -> dict[str, float]:
     """Run the clients for the duration of the load. Latencies are in milliseconds."""
-    started = time.monotonic()
-    client = partial(run_client, urllib.parse.urlsplit(url).netloc, load, questions, started + load.seconds)
+    started, seconds, errors = time.monotonic(), list[float](), list[str]()
+
+    def run_client(number: int) -> None:
+        """Send the next question as soon as the previous response arrives: passages, or a finished answer."""
+        connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=30)
+        for row in count(number, load.clients):
+            sent = time.monotonic()
+            if sent >= started + load.seconds:
+                connection.close()
+                return
+            question = questions[row % len(questions)]
+            path, body = "/search", {"query": f"{question} {row}", "top_n": 5}  # not in the cache
+            if load.agent:
+                message = {"role": "user", "content": question}
+                path, body = "/v1/chat/completions", {"model": "agent", "messages": [message], "seed": row}
+            try:
+                connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+                response = connection.getresponse()
+                text = response.read()
+                result = json.loads(text) if response.status == 200 else None
+                if not (result and (result["choices"][0]["finish_reason"] if load.agent else result[0]["contents"])):
+                    raise ValueError(f"status {response.status}: {text[:100]!r}")
+                seconds.append(time.monotonic() - sent)
+            except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
+                errors.append(f"{type(error).__name__}: {error}")
+                connection.close()
+
     with ThreadPoolExecutor(load.clients) as pool:
-        clients = pool.map(client, range(load.clients))
-        seconds, errors = (list(chain.from_iterable(results)) for results in zip(*clients, strict=True))
+        list(pool.map(run_client, range(load.clients)))
     took = time.monotonic() - started
     for error in errors[:3]:
         print(f"error: {error}", file=sys.stderr)
     if not seconds:
         raise SystemExit("no request succeeded")
-    latencies = (1_000 * np.percentile(seconds, (50, 90, 99, 100))).tolist()
-    return {
-        "requests": len(seconds) + len(errors),
-        "errors": len(errors),
-        "requests_per_second": len(seconds) / took,
-        **dict(zip(("p50", "p90", "p99", "max_latency"), latencies, strict=True)),
-    }
-
-
-def run_client(
-    address: str, load: Load, questions: Sequence[str], deadline: float, number: int
-) -> tuple[list[float], list[str]]:
-    """Send the next question as soon as the previous response arrives. It must contain passages, or a finished answer.
-
-    Returns the seconds of the requests that succeeded, and the errors of the others.
-    """
-    connection, seconds, errors = http.client.HTTPConnection(address, timeout=30), [], []
-    for row in count(number, load.clients):
-        started = time.monotonic()
-        if started >= deadline:
-            connection.close()
-            return seconds, errors
-        question = questions[row % len(questions)]
-        path, body = "/search", {"query": f"{question} {row}", "top_n": 5}  # not in the cache
-        if load.agent:
-            message = {"role": "user", "content": question}
-            path, body = "/v1/chat/completions", {"model": "agent", "messages": [message], "seed": row}
-        try:
-            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            text = response.read()
-            result = json.loads(text) if response.status == 200 else None
-            if not (result and (result["choices"][0]["finish_reason"] if load.agent else result[0]["contents"])):
-                raise ValueError(f"status {response.status}: {text[:100]!r}")
-            seconds.append(time.monotonic() - started)
-        except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
-            errors.append(f"{type(error).__name__}: {error}")
-            connection.close()
+    p50, p90, p99, longest = (1_000 * np.percentile(seconds, (50, 90, 99, 100))).tolist()
+    counts = {"requests": len(seconds) + len(errors), "errors": len(errors), "requests_per_second": len(seconds) / took}
+    return counts | {"p50": p50, "p90": p90, "p99": p99, "max_latency": longest}
 
 
 if __name__ == "__main__":

@@ -10,61 +10,60 @@ number for each seed, and DIR/teaching.png.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Literal, NamedTuple
 
 import tyro
 from common import REPOSITORY
-from learning import command, is_done, training_minutes
+from learning import command, training_minutes, write_table
 from matplotlib.figure import Figure
 
 from memsearcher_jax.logs.metrics import METRICS_FILE, read_metrics
+from memsearcher_jax.logs.run_facts import has_ended, read_results
 from memsearcher_jax.report.plots import COLORS, save_png, style_axes
 
 REACHED = 0.8
-TAUGHT = ("--rl.keep_constant_reward_groups", "True")
+TAUGHT = "--rl.keep_constant_reward_groups True --training.objective"
 METHODS = {
-    "grpo": (),
-    "distill": ("--training.objective", "distill", *TAUGHT),
-    "grpo+distill": ("--training.objective", "grpo+distill", "--teacher.on", "wrong", *TAUGHT),
-    "best of n": (),
+    "grpo": "",
+    "distill": f"{TAUGHT} distill",
+    "grpo+distill": f"{TAUGHT} grpo+distill --teacher.on wrong",
+    "best of n": "",
 }
 BEST = (
-    *("--sft.keep", "best", "--sft.min_reward", "0.5", "--sft.held_out_share", "0"),
-    *("--sft.trajectories_per_step", "32", "--sft.epochs", "4", "--training.learning_rate", "1e-3"),
+    "--sft.keep best --sft.min_reward 0.5 --sft.held_out_share 0 --sft.trajectories_per_step 32 --sft.epochs 4 "
+    "--training.learning_rate 1e-3"
 )
-HALF = ("--model.embed_size", "64", "--model.ffn_size", "160", "--model.head_size", "16")
+HALF = "--model.embed_size 64 --model.ffn_size 160 --model.head_size 16"
 
 
 class Student(NamedTuple):
-    sizes: tuple[str, ...]
+    sizes: str
     steps: int
     every: int  # steps between evaluations
     rounds: int
 
 
-STUDENTS = {"tiny": Student((), 12, 2, 1), "half": Student(HALF, 80, 4, 2)}
+STUDENTS = {"tiny": Student("", 12, 2, 1), "half": Student(HALF, 80, 4, 2)}
 
 
 class Point(NamedTuple):
     """After a step or a round: what was sampled and computed until then, and the score on 300 questions."""
 
     step: int
-    tokens: float
+    tokens: float  # thousands
     minutes: float
     exact_match: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """What to run."""
-
     out: Path
     """Folder of all runs, of the table and of the plot."""
     students: tuple[Literal["tiny", "half"], ...] = ("tiny", "half")
@@ -74,50 +73,45 @@ class Flags:
 
 
 def main(flags: Flags) -> None:
-    out = flags.out
-    if not is_done(out / "teacher"):
+    out = flags.out.resolve()  # one command below runs in another folder
+    if not has_ended(out / "teacher"):
         command("tpu_train", out / "teacher", ["--config", "tiny"])
     curves: dict[tuple[str, str], list[list[Point]]] = {}
-    for name in flags.students:
+    for name, method, seed in product(flags.students, METHODS, flags.seeds):
         student, start = STUDENTS[name], half_start(out) if name == "half" else "package:tiny"
-        for method, objective in METHODS.items():
-            for seed in flags.seeds:
-                words, run = ["--config", "tiny", *student.sizes], out / f"{name}, {method}, seed {seed}"
-                if method == "best of n":
-                    points = best_of_n(run, student.rounds, words, start, seed)
-                else:
-                    taught = [*objective, "--teacher.path", str(out / "teacher")] if objective else []
-                    points = trained(run, student, [*words, "--model.path", start, "--seed", str(seed), *taught])
-                curves.setdefault((name, method), []).append(list(points))
-    rows = [f"| {' | '.join([*names, *row(seeds)])} |" for names, seeds in curves.items()]
-    reached = f"stays at {REACHED} from step or round"
-    header = ["student", "method", reached, "thousand tokens", "minutes", "last three"]
-    text = "\n".join([f"| {' | '.join(header)} |", f"|{' --- |' * len(header)}", *rows, ""])
-    (out / "teaching.md").write_text(text, encoding="utf-8")
-    print(text)
+        words, run = ["--config", "tiny", *student.sizes.split()], out / f"{name}, {method}, seed {seed}"
+        if method == "best of n":
+            points = best_of_n(run, student.rounds, words, start, seed)
+        else:
+            taught = ["--teacher.path", str(out / "teacher")] if METHODS[method] else []
+            words += ["--model.path", start, "--seed", str(seed), *METHODS[method].split(), *taught]
+            points = trained(run, student, words)
+        curves.setdefault((name, method), []).append(list(points))
+    columns = f"stays at {REACHED} from step or round", "thousand tokens", "minutes", "last three"
+    rows = ([*names, *row(seeds)] for names, seeds in curves.items())
+    write_table(out / "teaching.md", "student", "method", *columns, rows=rows)
     plot(out / "teaching.png", flags.students, curves)
 
 
 def half_start(out: Path) -> str:
     """The student of half the width after the warm start of `tiny`."""
-    demos, run, exported = out / "demos", out / "half, warm start", out / "half"
-    if not exported.is_dir():
+    demos, run = out / "demos", out / "half, warm start"
+    if not has_ended(run):
         script = ["-m", "examples.warmstart.demonstrate", "--config", "tiny_warmstart", "--steps", "250"]
         subprocess.run([sys.executable, *script, "--out", str(demos)], cwd=REPOSITORY, check=True)
-        words = ["--config", "tiny_warmstart", *HALF, "--training.decay_steps", "2600 updates"]
+        words = ["--config", "tiny_warmstart", *HALF.split(), "--training.decay_steps", "2600 updates"]
         files = ["--sft.trajectories", str(demos), "--sft.held_out", str(demos / "held_out")]
         command("sft", run, [*words, *files])
-        command("export_hf", exported, ["--checkpoint", str(run)])
-    return str(exported)
+    return str(run)
 
 
 def trained(run: Path, student: Student, words: Sequence[str]) -> Iterator[Point]:
     steps = ["--rl.steps", str(student.steps), "--rl.evaluate_every", str(student.every)]
-    if not is_done(run):
+    if not has_ended(run):
         command("tpu_train", run, [*words, *steps])
     tokens = minutes = 0.0
     for step, metrics in enumerate(read_metrics(run / METRICS_FILE), start=1):
-        tokens, minutes = tokens + metrics["generated_tokens"], minutes + training_minutes([metrics])
+        tokens, minutes = tokens + metrics["generated_tokens"] / 1e3, minutes + training_minutes([metrics])
         if "test/exact_match" in metrics:
             yield Point(step, tokens, minutes, metrics["test/exact_match"])
 
@@ -126,24 +120,20 @@ def best_of_n(run: Path, rounds: int, words: Sequence[str], start: str, seed: in
     """Rounds: the policy samples, at a learning rate that does not change it; the start imitates the best of all."""
     policy, tokens, minutes, files = start, 0.0, 0.0, list[str]()
     for number in range(1, rounds + 1):
-        sampled, learned, exported, tested = (
-            run.with_name(f"{run.name}, {kind} {number}") for kind in ("sampled", "learned", "exported", "tested")
-        )
+        kinds = "sampled", "learned", "tested"
+        sampled, learned, tested = (run.with_name(f"{run.name}, {kind} {number}") for kind in kinds)
         files.append(str(sampled))
-        if not is_done(tested):
+        if not has_ended(tested):
             sampling = ["--seed", str(seed + 10 * number), "--rl.steps", "5", "--training.learning_rate", "1e-12"]
             command("tpu_train", sampled, [*words, "--model.path", policy, *sampling])
-            learning = ["--seed", str(seed), "--sft.trajectories", *files, *BEST]
+            learning = ["--seed", str(seed), "--sft.trajectories", *files, *BEST.split()]
             command("sft", learned, [*words, "--model.path", start, *learning])
             command("evaluate", tested, [*words, "--checkpoint", str(learned)])
-        if number < rounds and not exported.is_dir():
-            command("export_hf", exported, ["--checkpoint", str(learned)])
-        policy, steps = str(exported), read_metrics(sampled / METRICS_FILE)
-        tokens += sum(one["generated_tokens"] for one in steps)
+        policy, steps = str(learned), read_metrics(sampled / METRICS_FILE)
+        tokens += sum(one["generated_tokens"] for one in steps) / 1e3
         minutes += sum(one["time/rollout"] for one in steps) / 60
         minutes += training_minutes(read_metrics(learned / METRICS_FILE))
-        results = json.loads((tested / "results.json").read_text())
-        yield Point(number, tokens, minutes, results["metrics"]["exact_match"])
+        yield Point(number, tokens, minutes, read_results(tested)["metrics"]["exact_match"])
 
 
 def row(seeds: list[list[Point]]) -> Iterator[str]:
@@ -152,9 +142,8 @@ def row(seeds: list[list[Point]]) -> Iterator[str]:
     for points in seeds:
         below = max((number for number, one in enumerate(points) if one.exact_match < REACHED), default=-1)
         first.append(points[below + 1] if below + 1 < len(points) else None)
-    yield " ".join(str(one.step) if one else "-" for one in first)
-    yield " ".join(f"{one.tokens / 1e3:.0f}" if one else "-" for one in first)
-    yield " ".join(f"{one.minutes:.1f}" if one else "-" for one in first)
+    for cell in ("{0.step}", "{0.tokens:.0f}", "{0.minutes:.1f}"):
+        yield " ".join(cell.format(one) if one else "-" for one in first)
     yield " ".join(f"{fmean(one.exact_match for one in points[-3:]):.2f}" for points in seeds)
 
 
@@ -164,7 +153,7 @@ def plot(path: Path, students: tuple[str, ...], curves: dict[tuple[str, str], li
         axes = figure.add_subplot(1, len(students), number)
         for color, method in zip(COLORS, METHODS, strict=False):
             for seed, points in enumerate(curves[student, method]):
-                x, y = zip(*((one.tokens / 1e3, one.exact_match) for one in points), strict=True)
+                x, y = zip(*((one.tokens, one.exact_match) for one in points), strict=True)
                 axes.plot(x, y, ".-", color=color, linewidth=1, label="" if seed else method)
         style_axes(axes, "thousand sampled tokens", 0.6)
         axes.set_title(f"Greedy exact match, {student}", loc="left", fontsize=10)

@@ -3,25 +3,22 @@
 python benchmarks/update.py                                      # tiny and small in float32, against torch
 python benchmarks/update.py --no-torch --sizes smollm2 --dtype bfloat16      # alone; run it in two checkouts to compare
 
-The contexts are those of workload.py: MemSearcher's lengths, with the system prompt of all contexts at their beginning.
-Our program packs them into rows as short as possible. Torch takes micro-batches of contexts of similar length, padded.
-Both start from the same weights. A step is forward, backward, gradient clipping and AdamW. The programs run in
-processes of their own that alternate; compiling is not timed. Losses and gradient norms must agree. Results are
-medians, and ratios those of neighbouring runs, with their range. CPU seconds are those of all threads, which other work
-on the machine changes less. Peak memory is that of the process with all libraries, or of the GPU. Tokens/s counts the
-tokens of all contexts; TFLOP/s three forward passes of the tokens that a program computes, without padding.
+docs/plan.md describes the step and both programs, whose losses and gradient norms must agree. Compiling is not timed.
+Results are medians, and ratios those of neighbouring runs, with their range. CPU seconds are those of all threads,
+which other work on the machine changes less. Peak memory is that of the process with all libraries, or of the GPU.
+Tokens/s counts the tokens of all contexts; TFLOP/s three forward passes of the tokens that a program computes.
 """
 
 from __future__ import annotations
 
 import resource
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import common
 import numpy as np
@@ -30,22 +27,17 @@ import workload
 
 from memsearcher_jax.planning.flops import forward_flops
 
-CONTEXTS = {"tiny": 48, "small": 24}  # default 6
+CONTEXTS = {"tiny": 48, "small": 24}  # per step; 6 for the others
 SEQ_LEN, STEPS = 8_192, 2  # longest packed rows of our update; timed steps of a process
 CLIP, SHARED = 0.2, {"kl_coefficient": 0.001, "weight_decay": 0.01, "learning_rate": 1e-6, "max_grad_norm": 1.0}
 MAX_K3 = 10.0  # as in training/grpo.py; importing it would load jax into the process of torch
-TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
-"""Difference of the losses, relative to 0.1, and of the gradient norms that is no error."""
+TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}  # of the losses, relative to 0.1, and of the gradient norms
 
 
 @dataclass(frozen=True)
 class Flags(common.Flags):
-    """What to measure."""
-
     sizes: tuple[common.Size, ...] = ("tiny", "small")
     """Models, with random weights."""
-    contexts: int = 0
-    """Contexts per step; 0: 48 for tiny, 24 for small, 6 for the others."""
     torch: bool = True
     """Also measure transformers on torch CPU (extra: parity)."""
     dtype: str = "float32"
@@ -54,8 +46,7 @@ class Flags(common.Flags):
     """Devices of the CPU among which our update divides the rows, as `--mesh.cpu_devices`."""
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(NamedTuple):
     """One context to train on; arrays have one entry per token."""
 
     ids: np.ndarray
@@ -67,31 +58,29 @@ class Context:
 
 def main(flags: Flags) -> None:
     for size in flags.sizes:
-        row = measure(size, flags.dtype, flags.contexts, flags.devices, flags.repeats, flags.torch)
+        row = measure(size, flags.dtype, CONTEXTS.get(size, 6), flags.devices, flags.repeats, flags.torch)
         cells = (f"{name} {f'{x:,.4g}' if isinstance(x, float) else x}" for name, x in row.items())
         print(*cells, sep="  ", flush=True)
 
 
 def measure(size: common.Size, dtype: str, count: int, devices: int, repeats: int, torch: bool) -> dict:
     """One row of the table."""
-    names = ["ours", "torch"] if torch else ["ours"]
+    functions = {"ours": update_steps} | ({"torch": torch_steps} if torch else {})
     with tempfile.TemporaryDirectory(prefix="update-") as folder:
         arguments, environment = (size, dtype, count, folder), {"JAX_NUM_CPU_DEVICES": str(devices)}
         # In a process of its own, too: the memory of this one must stay small.
         common.in_process(write_weights, *arguments, **environment)
-        functions = {"ours": update_steps, "torch": torch_steps}
-        programs = {name: partial(common.in_process, functions[name], *arguments, **environment) for name in names}
-        alternated = common.alternate(programs, repeats)
-    runs = {name: [result for _, result in repeats] for name, repeats in alternated.items()}
+        programs = {name: partial(common.in_process, one, *arguments, **environment) for name, one in functions.items()}
+        runs = common.alternate(programs, repeats)
     model = common.model_of(size, dtype)
-    contexts = make_contexts(size, count, model.vocab_size)
+    contexts = make_contexts(count, model.vocab_size)
     lengths, trained = [len(one.ids) for one in contexts], sum(int(one.sampled.sum()) for one in contexts)
     result: dict = {"size": size, "contexts": len(lengths), "dtype": dtype}
-    for name in names:
-        seconds = median(run["seconds"] for run in runs[name])
-        flops = 3 * forward_flops(model, runs[name][0]["computed"], sum(x * x / 2 for x in lengths), trained).forward
+    for name, of in runs.items():
+        seconds = median(run["seconds"] for run in of)
+        flops = 3 * forward_flops(model, of[0]["computed"], sum(x * x / 2 for x in lengths), trained).forward
         result |= {f"{name} tokens/s": sum(lengths) / seconds, f"{name} TFLOP/s": flops / seconds / 1e12}
-        result[f"{name} peak GB"] = median(run["peak_bytes"] for run in runs[name]) / 1e9
+        result[f"{name} peak GB"] = median(run["peak_bytes"] for run in of) / 1e9
     if not torch:
         return result
     ours, theirs = runs["ours"][0], runs["torch"][0]
@@ -99,20 +88,18 @@ def measure(size: common.Size, dtype: str, count: int, devices: int, repeats: in
         if abs(ours[key] - theirs[key]) > TOLERANCE[dtype] * scale:
             raise SystemExit(f"{size}: {key} differs: ours {ours[key]}, torch {theirs[key]}")
     for clock in ("seconds", "cpu_seconds"):
-        pairs = zip(runs["ours"], runs["torch"], strict=True)
-        ratios = sorted(torch[clock] / own[clock] for own, torch in pairs)
+        ratios = sorted(torch[clock] / own[clock] for own, torch in zip(*runs.values(), strict=True))
         result[f"ratio of {clock}"] = f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
     return result | {"memory ratio": result["ours peak GB"] / result["torch peak GB"]}
 
 
-def make_contexts(size: str, count: int, vocab_size: int) -> list[Context]:
+def make_contexts(count: int, vocab_size: int) -> list[Context]:
     """The contexts of a step, with log-probabilities close to those of random weights, so that some are clipped."""
-    count, rng = count or CONTEXTS.get(size, 6), np.random.default_rng(0)
-    load, contexts = workload.make_workload(count, 5, vocab_size), []
-    for plan in load.plans:
+    rng, contexts = np.random.default_rng(0), []
+    for plan in workload.make_workload(count, 5, vocab_size):
         memory: tuple[int, ...] = ()
         for turn in plan.turns:
-            prompt = load.prompt(plan, memory)
+            prompt = plan.prompt(memory)
             memory = tuple(rng.integers(0, vocab_size, turn.memory).tolist())
             spans = [(prompt, False), (rng.integers(0, vocab_size, turn.think), True)]
             spans += [(turn.observation, False), (memory, True)] if turn is not plan.turns[-1] else []
@@ -124,35 +111,34 @@ def make_contexts(size: str, count: int, vocab_size: int) -> list[Context]:
 
 
 def write_weights(size: common.Size, dtype: str, contexts: int, folder: str) -> None:
-    from memsearcher_jax.model import weights
+    from memsearcher_jax.model import sharding, weights
 
     model = common.model_of(size, dtype)
-    weights.save(Path(folder), model, common.random_params(model, common.mesh_of(fsdp=True)), None)
+    weights.save(Path(folder), model, common.random_params(model, sharding.make_mesh(common.SHARDS)), None)
 
 
 def update_steps(size: str, dtype: str, count: int, folder: str) -> dict:
     """Times the update of the package."""
     import jax
 
-    from memsearcher_jax.model import weights
+    from memsearcher_jax.model import sharding, weights
     from memsearcher_jax.training.config import TrainingConfig
     from memsearcher_jax.training.packing import TrainingExample, pack
     from memsearcher_jax.training.update import init_state, make_optimizer, make_update
 
-    mesh = common.mesh_of(fsdp=True)
+    mesh = sharding.make_mesh(common.SHARDS)
     model, params = weights.load(Path(folder), mesh=mesh)
     model = replace(model, param_dtype=dtype, compute_dtype=dtype, remat="save_qkv_attention")
-    contexts = make_contexts(size, count, model.vocab_size)
+    contexts = make_contexts(count, model.vocab_size)
 
     def packed(seq_len: int, rows: int, logprobs: str = "old_logprob"):
         examples = [TrainingExample(one.ids, getattr(one, logprobs), one.sampled, one.advantage) for one in contexts]
         return pack(examples, seq_len, rows, np.random.default_rng(0))
 
     # The fewest rows that hold all contexts, as many on each device, and their shortest length.
-    longest, devices = max(len(context.ids) for context in contexts), mesh.size
-    counts = range(devices, len(contexts) + devices, devices)
+    longest = max(len(context.ids) for context in contexts)
     lengths = range(-(-longest // 128) * 128, SEQ_LEN + 1, 128)
-    rows = next(rows for rows in counts if len(packed(SEQ_LEN, rows).ids_BT) == rows)
+    rows = len(packed(SEQ_LEN, mesh.size).ids_BT)
     seq_len = next(length for length in lengths if len(packed(length, rows).ids_BT) == rows)
     batch = packed(seq_len, rows)
     batch = replace(batch, ref_logprob_BT=packed(seq_len, rows, "ref_logprob").old_logprob_BT)
@@ -189,7 +175,7 @@ def torch_steps(size: str, dtype: str, count: int, folder: str) -> dict:
     settings = {"dtype": getattr(torch, dtype), "attn_implementation": "sdpa"}
     model = AutoModelForCausalLM.from_pretrained(folder, **settings).to(device).train()
     model.config.use_cache = False
-    contexts = sorted(make_contexts(size, count, model.config.vocab_size), key=lambda context: len(context.ids))
+    contexts = sorted(make_contexts(count, model.config.vocab_size), key=lambda context: len(context.ids))
     rows = 4 if device == "cuda" else 2
     microbatches = [contexts[start : start + rows] for start in range(0, len(contexts), rows)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=SHARED["learning_rate"], weight_decay=SHARED["weight_decay"])
@@ -202,17 +188,15 @@ def torch_steps(size: str, dtype: str, count: int, folder: str) -> dict:
         ids, mask = padded(one.ids for one in microbatch).long(), padded(one.sampled for one in microbatch)
         attended = padded(np.ones(len(one.ids), np.int64) for one in microbatch)
         kept = ids.shape[1] - min(int(np.argmax(one.sampled)) for one in microbatch)
-        old_logprob = padded(one.old_logprob for one in microbatch)[:, -kept:]
-        ref_logprob = padded(one.ref_logprob for one in microbatch)[:, -kept:]
         advantage = torch.tensor([[one.advantage] for one in microbatch], dtype=torch.float32, device=device)
         logits = model(input_ids=ids, attention_mask=attended, logits_to_keep=kept + 1).logits[:, :-1]
         targets = ids[:, -kept:]
         # Row by row, as trl.trainer.utils.selective_log_softmax does, to save memory.
         chosen = torch.gather(logits, -1, targets.unsqueeze(-1)).squeeze(-1).float()
         logprob = chosen - torch.stack([torch.logsumexp(row.float(), dim=-1) for row in logits])
-        ratio = torch.exp(logprob - old_logprob)
+        ratio = torch.exp(logprob - padded(one.old_logprob for one in microbatch)[:, -kept:])
         policy = -torch.min(ratio * advantage, torch.clamp(ratio, 1 - CLIP, 1 + CLIP) * advantage)
-        log_ratio = ref_logprob - logprob
+        log_ratio = padded(one.ref_logprob for one in microbatch)[:, -kept:] - logprob
         kl = torch.clamp(torch.exp(log_ratio) - log_ratio - 1, max=MAX_K3)
         return ((policy + SHARED["kl_coefficient"] * kl) * mask[:, -kept:]).sum() / trained
 
@@ -236,20 +220,12 @@ def torch_steps(size: str, dtype: str, count: int, folder: str) -> dict:
 
 def time_steps(step: Callable[[], tuple[float, float]]) -> dict:
     """Loss and gradient norm of the first step, the median seconds of all, and the peak memory of the process."""
-    results, seconds, cpu_seconds = [], [], []
-    for _ in range(STEPS):
-        start, cpu_start = time.perf_counter(), time.process_time()
-        results.append(step())
-        seconds.append(time.perf_counter() - start)
-        cpu_seconds.append(time.process_time() - cpu_start)
-    return {
-        "loss": results[0][0],
-        "grad_norm": results[0][1],
-        "seconds": median(seconds),
-        "cpu_seconds": median(cpu_seconds),
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }
+    seconds, cpu_seconds, results = zip(*(common.timed(step) for _ in range(STEPS)), strict=True)
+    loss, grad_norm = results[0]
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    result = {"loss": loss, "grad_norm": grad_norm, "peak_bytes": peak_bytes}
+    return result | {"seconds": median(seconds), "cpu_seconds": median(cpu_seconds)}
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Flags))
+    main(tyro.cli(Flags, description=__doc__))

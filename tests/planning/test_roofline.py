@@ -5,7 +5,7 @@ from dataclasses import replace
 import jax
 import pytest
 
-from benchmarks.workload import BRIDGE, SUFFIX, SYSTEM, make_workload
+from benchmarks.workload import SYSTEM, make_workload
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.launch.cli import load_preset
 from memsearcher_jax.model.config import MeshConfig
@@ -148,12 +148,12 @@ def test_operations_take_time_of_their_own():
 
 def test_the_default_workload_is_that_of_the_benchmarks():
     """Each number is the mean of a drawn workload, to the error of the draws."""
-    workload, plans = Workload(), make_workload(2_000, 1, 100).plans
+    workload, plans = Workload(), make_workload(2_000, 1, 100)
     contexts = generated = prefilled = 0
     for plan in plans:
         memory = 0
         for number, turn in enumerate(plan.turns, start=1):
-            prefilled += len(plan.question) + BRIDGE + memory + SUFFIX
+            prefilled += len(plan.before) - SYSTEM + memory + len(plan.after)
             generated += turn.think
             if number < len(plan.turns):  # the last turn answers
                 prefilled += len(turn.observation)
