@@ -63,10 +63,13 @@ def read_questions(data: DataConfig, entries: Sequence[str], directory: Path) ->
     """The questions of the entries; train and test are those of the settings."""
     data = replace(data, objectives=1)  # data.exclude names single questions, too
     others = tuple(entry for entry in entries if entry not in SPLITS)
-    named = replace(data, train=(), exclude="", test=others)
-    splits = [getattr(load(data, directory), entry) for entry in entries if entry in SPLITS]
-    splits += [load(named, directory).test] if others else []
-    return [problem for split in splits for problem in split]
+    named = [(data, entry) for entry in entries if entry in SPLITS]
+    named += [(replace(data, train=(), exclude="", test=others), "test")] if others else []
+    problems: list[Problem] = []
+    for config, split in named:
+        preconditions.print_skipped(splits := load(config, directory))
+        problems += getattr(splits, split)
+    return problems
 
 
 def show(result: dict[str, Any]) -> None:

@@ -91,11 +91,14 @@ def test_the_command_writes_what_training_leaves_out(tmp_path, capsys):
     for name, rows in (("q.jsonl", questions), ("corpus.jsonl", corpus)):
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ["--retrieval.corpus", str(tmp_path / "corpus.jsonl"), "--retrieval.method", "bm25", "--out", str(tmp_path)]
-    build_index.main(["--audit", str(tmp_path / "q.jsonl"), *flags])
+    with (tmp_path / "q.jsonl").open("a") as file:
+        file.write('{"id": "malformed"}\n')
+    build_index.main(["--audit", str(tmp_path / "q.jsonl"), "--data.malformed", "skip", *flags])
     rows = [json.loads(line) for line in (tmp_path / "hopeless.jsonl").read_text().splitlines()]
     assert [row["id"] for row in rows] == ["part of a word", "missing title"]
-    output = capsys.readouterr().out
+    output, errors = capsys.readouterr()
     assert "questions  question          5         2    75.0" in output and "--data.exclude" in output
+    assert "skipped 1 malformed rows" in errors
 
 
 def test_the_synthetic_encyclopedia_answers_its_questions(tmp_path, capsys):
