@@ -30,11 +30,11 @@ def choose(directory: str, cpu_devices: int) -> None:
     """
     if cpu_devices > 1 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         os.environ.setdefault(DEVICES, str(cpu_devices))  # JAX fails if both are set
-    if directory == OFF:
+    is_uncachable = _on_several_cpu_devices()
+    if is_uncachable and directory not in ("", OFF):
+        raise ValueError(f"--compile_cache {directory}: programs for several CPU devices cannot be cached: omit it")
+    if is_uncachable or directory == OFF:
         os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
-    elif _on_several_cpu_devices():
-        if directory:
-            raise ValueError(f"--compile_cache {directory}: programs for several CPU devices cannot be cached: omit it")
     elif directory or DIRECTORY not in os.environ:
         try:
             if directory and "://" not in directory:

@@ -167,20 +167,18 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
         hosts.barrier("the output directory exists")
     if jobs:
         total = len(range(hosts.index, len(problems), hosts.count))
-        updates, pending = -(-len(jobs) // MAX_UPDATES), 0
-        first = len(done)
+        updates, first = -(-len(jobs) // MAX_UPDATES), len(done)
         print(f"{out}: {len(jobs):,} questions to answer", file=sys.stderr, flush=True)
         bar = Progress(preemption.label(hosts, "evaluate"), total, done=total - len(jobs))
         with cli.one_line_errors(f"fix the error and rerun with --resume --out {out}"), bar as progress:
 
             def on_answer(id: str, summary: TrajectorySummary) -> None:
-                nonlocal pending
-                done[id], pending = summary, pending + 1
+                done[id] = summary
                 number = len(done) - first
                 progress.activity(f"{number}/{len(jobs)} trajectories")
                 if number % updates == 0 or number == len(jobs):
-                    progress.advance(trajectory_metrics(list(done.values()), run.agent), by=pending)
-                    pending = 0
+                    metrics = trajectory_metrics(list(done.values()), run.agent)
+                    progress.advance(metrics, by=number % updates or updates)
 
             evaluation.evaluate_to_folder(run, driver, params, jobs, folder, hosts, reward_fn, on_answer)
     hosts.barrier("all hosts have answered")

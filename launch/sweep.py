@@ -52,6 +52,8 @@ def main(argv: Sequence[str]) -> None:
         values = [value.strip() for value in listed.split(",")]
         if not all(values) or len(set(values)) < len(values):
             raise ValueError(f"--setting {flags.setting}: write NAME=A,B,... with different values")
+        if any(word.partition("=")[0] == "--out" for word in words):
+            raise ValueError("--out cannot follow --: every value has a folder in the --out before it")
         command = evaluate.Evaluate if flags.evaluate else tpu_train.Train
         configs = {value: cli.parse(command, [*words, f"--{name}", value]).run for value in values}
         if not all(config.data.is_synthetic or config.data.test for config in configs.values()):

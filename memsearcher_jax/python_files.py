@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_PREFIX = "memsearcher_jax_file_"  # of the modules' names
+_PREFIX = "memsearcher_jax_file "  # before the path, in the name of a module
 
 
 def load_named(file: str | Path, setting: str, *names: str) -> Any:
@@ -35,7 +35,7 @@ def load(file: str | Path, setting: str) -> ModuleType:
 
 @lru_cache(maxsize=64)
 def _execute(path: str, content: bytes, setting: str) -> ModuleType:
-    module = ModuleType(_PREFIX + Path(path).stem)
+    module = ModuleType(_PREFIX + path)
     module.__file__ = path
     sys.modules[module.__name__] = module  # dataclasses look their module up
     try:
@@ -54,8 +54,6 @@ def described(error: BaseException) -> str:
 def own_line(error: BaseException) -> str:
     """The last line of a user's file that the error passed, with a space before it; "" for none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        name = Path(frame.filename).name
-        module = sys.modules.get(_PREFIX + Path(name).stem)
-        if module is not None and module.__file__ == frame.filename:
-            return f" ({name}, line {frame.lineno})"
+        if _PREFIX + frame.filename in sys.modules:
+            return f" ({Path(frame.filename).name}, line {frame.lineno})"
     return ""

@@ -61,5 +61,6 @@ def test_a_run_of_other_settings_is_not_reported_as_one_of_these(small, tmp_path
     folder.mkdir(parents=True)
     write_run_config(folder, cli.parse(tpu_train.Train, small).run)
     words = ["--setting", "seed=0,1", "--out", tmp_path / "out", "--", *small, "--rl.steps", "3"]
+    assert "--out cannot follow --" in refused(sweep.main, [*words, "--out=x"])
     error = refused(sweep.main, [*words, "--training.learning_rate", "1e-4"])
     assert f"training.learning_rate is 0.001 in {folder} and 0.0001 here: choose another --out" in error
