@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from memsearcher_jax.data.documents import split_text
+from memsearcher_jax.data.readers import parquet_rows
 from memsearcher_jax.jsonl import id_field, numbered_lines, parse_object, text_field
 from memsearcher_jax.launch import cli
 
@@ -57,14 +58,9 @@ def read_questions(file: Path, qrels: Path) -> Iterator[dict[str, Any]]:
 
 def read_documents(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """("file:row", row with docid and text) of a parquet or JSONL file."""
-    if file.suffix != ".parquet":
-        yield from ((where, parse_object(where, line)) for where, line in numbered_lines(file))
-        return
-    from pyarrow import parquet
-
-    batches = parquet.ParquetFile(file).iter_batches(columns=["docid", "text"])
-    rows = (row for batch in batches for row in batch.to_pylist())
-    yield from ((f"{file}:{number}", row) for number, row in enumerate(rows, start=1))
+    if file.suffix == ".parquet":
+        return parquet_rows(file, ("docid", "text"))
+    return ((where, parse_object(where, line)) for where, line in numbered_lines(file))
 
 
 def passages(where: str, document: dict[str, Any]) -> Iterator[dict[str, str]]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def read_problems(
     """
     path = Path(path)
     problems: dict[str, Problem] = {}
-    rows = {".parquet": _parquet_rows, ".json": _json_rows}.get(path.suffix, numbered_lines)(path)
+    rows = {".parquet": parquet_rows, ".json": _json_rows}.get(path.suffix, numbered_lines)(path)
     for where, row in rows:
         try:
             problem = _problem(where, row, path, chunk_words)
@@ -97,8 +97,11 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
     yield from ((f"{path}, entry {number}", entry) for number, entry in enumerate(entries, start=1))
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """("file:row", row) of every row, counted from 1."""
+def parquet_rows(path: Path, names: Container[str] = PARQUET_COLUMNS) -> Iterator[tuple[str, dict[str, Any]]]:
+    """("file:row", row of those columns that have one of the names) of every row, counted from 1.
+
+    Raises FileNotFoundError or ValueError, in one line, for no file or a damaged one.
+    """
     import pyarrow as pa  # imported here because it is slow to import and rarely needed
     from pyarrow import parquet
 
@@ -107,7 +110,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            columns = [name for name in file.schema_arrow.names if name in PARQUET_COLUMNS]
+            columns = [name for name in file.schema_arrow.names if name in names]
             rows = (row for batch in file.iter_batches(1_024, columns=columns) for row in batch.to_pylist())
             for number, row in enumerate(rows, start=1):
                 yield f"{path}:{number}", row
