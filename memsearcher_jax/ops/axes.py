@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Layout, with_layout_constraint
-from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+from jax.sharding import AbstractMesh, PartitionSpec
 
 Axes = Sequence[str | None]
 """One logical axis per dimension of an array; None where a dimension has no name."""
@@ -243,7 +243,7 @@ def _reduce_scatter_groups(devices: int) -> list[list[list[int]] | None]:
 
 def _auto_axes(mesh: AbstractMesh) -> set[str]:
     """Mesh axes over which the compiler partitions here."""
-    return {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind != AxisType.Manual}
+    return set(mesh.axis_names) - set(mesh.manual_axes)
 
 
 def _manual_axes() -> dict[str, int]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from memsearcher_jax.model.config import ModelConfig
 
 
-@dataclass(frozen=True)
-class ForwardFlops:
+class ForwardFlops(NamedTuple):
     """Floating-point operations of a forward pass, by matrix products."""
 
     qkv: float
@@ -19,7 +18,7 @@ class ForwardFlops:
 
     @property
     def forward(self) -> float:
-        return self.qkv + self.attention + self.out_gate_up + self.down + self.output
+        return sum(self)
 
 
 def forward_flops(config: ModelConfig, tokens: float, pairs: float, predicted: float) -> ForwardFlops:

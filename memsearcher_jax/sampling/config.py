@@ -10,14 +10,11 @@ from memsearcher_jax.ranges import Count, CountOrZero, Positive, PositiveFractio
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The sampling rule of one request; the rules of requests that decode together may differ."""
+    """The sampling rule of one request, as in `SamplingConfig`; requests that decode together may have others."""
 
-    temperature: float = 1.0
-    """0 is greedy."""
+    temperature: float = 1.0  # 0 is greedy
     top_k: int = 0
-    """Sample from this many most likely tokens; 0 disables the rule."""
     top_p: float = 1.0
-    """Sample from the most likely tokens that hold this much probability; 1 disables the rule."""
 
 
 @dataclass(frozen=True)
