@@ -147,9 +147,10 @@ class Trainer:
         """The rows with what the teacher says, in rows of its own: they may have hints. Where a hint alone would make
         the policy its teacher and there is none, that is what the policy said."""
         assert self.reference is not None, "a hint needs a teacher"
-        arrays, shape = [np.array(packed.old_logprob_BT)], (*packed.mask_BT.shape, self.teacher.top_k)
-        if self.teacher.top_k:
-            arrays = [np.zeros(shape, np.int32), np.zeros(shape, np.float32)]
+        arrays = {"ref_logprob_BT": np.array(packed.old_logprob_BT)}
+        if top_k := self.teacher.top_k:
+            ids_BTK = np.zeros((*packed.mask_BT.shape, top_k), np.int32)
+            arrays = {"teacher_ids_BTK": ids_BTK, "teacher_probability_BTK": ids_BTK.astype(np.float32)}
         if taught := [number for number, one in enumerate(examples) if distillation.is_taught(self.teacher, one)]:
             hinted = [distillation.with_hint(examples[number], self.config.seq_len) for number in taught]
             rows = self._pack(hinted, np.random.default_rng(0))
@@ -160,11 +161,9 @@ class Trainer:
             places = np.argwhere(packed.mask_BT & np.isin(packed.example_BT, taught))
             places = places[np.argsort(packed.example_BT[tuple(places.T)], kind="stable")]
             by_example = np.argsort(rows.example_BT[rows.mask_BT], kind="stable")
-            for array, *parts in zip(arrays, *map(jax.tree.leaves, scores), strict=True):
+            for array, *parts in zip(arrays.values(), *map(jax.tree.leaves, scores), strict=True):
                 array[tuple(places.T)] = np.concatenate(parts)[rows.mask_BT][by_example]
-        if not self.teacher.top_k:
-            return replace(packed, ref_logprob_BT=arrays[0])
-        return replace(packed, teacher_ids_BTK=arrays[0], teacher_probability_BTK=arrays[1])
+        return replace(packed, **arrays)
 
     def _pack(self, examples: Sequence[TrainingExample], rng: np.random.Generator) -> PackedBatch:
         config = self.config
