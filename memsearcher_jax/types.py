@@ -239,17 +239,24 @@ class StopReason(enum.Enum):
     Other reasons are the policy's doing, or faults of the machinery, which say nothing about the policy.
     """
 
-    ANSWERED = "answered"
-    STREAM_READ = "stream_read"  # the complete stream was read into the memory
-    NO_ANSWER = "no_answer"  # the reply has neither a box outside <think> nor a tool call
-    MAX_TURNS = "max_turns"
-    CUT_OFF = "cut_off"  # a generation reached its token limit
-    FORGED_TURN = "forged_turn"  # a generation started another chat turn
-    BAD_MEMORY = "bad_memory"  # the rewrite contained no memory
-    CONTEXT_FULL = "context_full"
-    SEARCH_FAILED = "search_failed"  # or a tool's server is gone
-    FAULT = "fault"  # the workflow raised an exception
-    NOT_FINITE = "not_finite"  # the policy's logits were NaN or infinite
+    description: str
+
+    ANSWERED = "answered", "the last reply contains an answer"
+    STREAM_READ = "stream_read", "the stream was read to its end"
+    NO_ANSWER = "no_answer", "the last reply contains neither an answer outside <think> nor a tool call"
+    MAX_TURNS = "max_turns", "all turns were used without an answer"
+    CUT_OFF = "cut_off", "a generation reached its token limit"
+    FORGED_TURN = "forged_turn", "a generation opened a chat turn"
+    BAD_MEMORY = "bad_memory", "the rewrite contains no memory"
+    CONTEXT_FULL = "context_full", "the next text did not fit the context"
+    SEARCH_FAILED = "search_failed", "a search failed"  # or a tool's server is gone
+    FAULT = "fault", "the workflow raised an error"
+    NOT_FINITE = "not_finite", "the policy's logits were not finite"
+
+    def __new__(cls, value: str, description: str) -> StopReason:
+        reason = object.__new__(cls)
+        reason._value_, reason.description = value, description
+        return reason
 
     @property
     def is_limit(self) -> bool:

@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from memsearcher_jax.agent.reward import normalize
-from memsearcher_jax.report.labels import STOP_DESCRIPTIONS
 from memsearcher_jax.report.word_diff import word_diff
 from memsearcher_jax.types import (
     Outcome,
@@ -103,7 +102,7 @@ def show_end(outcome: Outcome, problem: Problem, console: Console, *, reward: fl
     table.add_row("answer", safe_text(outcome.answer, "bold") if outcome.stop is StopReason.ANSWERED else Text("none"))
     if problem.golden_answers:
         table.add_row("golden", safe_text(" | ".join(problem.golden_answers)))
-    table.add_row("stopped", Text(f"{outcome.stop.value}: {STOP_DESCRIPTIONS[outcome.stop]}"))
+    table.add_row("stopped", Text(f"{outcome.stop.value}: {outcome.stop.description}"))
     if outcome.error:
         table.add_row("error", safe_text(outcome.error, "red"))
     if reward is not None:

@@ -1,24 +1,10 @@
-"""What tables, plots and pages call metrics and stop reasons, and how they write a value."""
+"""What tables, plots and pages call metrics, and how they write a value."""
 
 from __future__ import annotations
 
 import math
 
-from memsearcher_jax.types import FAILURES, StopReason
-
-STOP_DESCRIPTIONS = {
-    StopReason.ANSWERED: "the last reply contains an answer",
-    StopReason.STREAM_READ: "the stream was read to its end",
-    StopReason.NO_ANSWER: "the last reply contains neither an answer outside <think> nor a tool call",
-    StopReason.MAX_TURNS: "all turns were used without an answer",
-    StopReason.CUT_OFF: "a generation reached its token limit",
-    StopReason.FORGED_TURN: "a generation opened a chat turn",
-    StopReason.BAD_MEMORY: "the rewrite contains no memory",
-    StopReason.CONTEXT_FULL: "the next text did not fit the context",
-    StopReason.SEARCH_FAILED: "a search failed",
-    StopReason.FAULT: "the workflow raised an error",
-    StopReason.NOT_FINITE: "the policy's logits were not finite",
-}
+from memsearcher_jax.types import FAILURES
 
 NAME_LISTS = {"golden": "golden answers", "supporting": "supporting titles"}
 NAME_METRICS = {

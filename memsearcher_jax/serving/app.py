@@ -31,7 +31,6 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import Route
 
 from memsearcher_jax.report.console import sources_of
-from memsearcher_jax.report.labels import STOP_DESCRIPTIONS
 from memsearcher_jax.retrieval.server.app import Count, Overloaded, first_error
 from memsearcher_jax.retrieval.server.connections import BodyLimit
 from memsearcher_jax.rl.rollout import Rollout
@@ -256,7 +255,7 @@ class _ChatCompletion:
             "type": "end",
             "answer": outcome.answer,
             "stop": outcome.stop.value,
-            "reason": STOP_DESCRIPTIONS[outcome.stop],
+            "reason": outcome.stop.description,
             "seed": self.params.seed,
             "ignored_messages": self.ignored,
             "sources": [asdict(passage) for passage in sources_of(outcome)[0]],

@@ -14,7 +14,6 @@ from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BaseModel
 
 from memsearcher_jax.report.console import sources_of
-from memsearcher_jax.report.labels import STOP_DESCRIPTIONS
 from memsearcher_jax.retrieval.server.app import Overloaded
 from memsearcher_jax.rl.rollout import Rollout
 from memsearcher_jax.serving.agent import AgentService, Event, RequestParams, check_text
@@ -48,7 +47,7 @@ def make_tools(agent: AgentService) -> MCPServer:
             await agent.check_question(question)
             outcome = await _finish(agent.ask(question, RequestParams()), context)
             if outcome.stop is not StopReason.ANSWERED:
-                raise ValueError(f"no answer: {outcome.error or STOP_DESCRIPTIONS[outcome.stop]}")
+                raise ValueError(f"no answer: {outcome.error or outcome.stop.description}")
         return Answer(answer=outcome.answer, sources=sources_of(outcome)[0])
 
     async def memorize(text: str, context: Context, memory: str = "default") -> Memorized:
@@ -64,7 +63,7 @@ def make_tools(agent: AgentService) -> MCPServer:
                     raise ValueError(f"there are {max_memories} memories: no other can be created")
                 outcome = await _finish(agent.memorize([text], memories.get(memory), RequestParams()), context)
                 if outcome.stop is not StopReason.STREAM_READ:
-                    raise ValueError(f"not memorized: {outcome.error or STOP_DESCRIPTIONS[outcome.stop]}")
+                    raise ValueError(f"not memorized: {outcome.error or outcome.stop.description}")
                 memories[memory] = reader.remembered(outcome)
         counts = outcome.counts
         return Memorized(chunks=len(outcome.turns), items=counts["memory_items"], tokens=counts["memory_tokens"])

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from memsearcher_jax.report.console import safe_text, shorten, show_rewrite, show_sources, show_trajectory
-from memsearcher_jax.report.labels import STOP_DESCRIPTIONS
 from memsearcher_jax.report.word_diff import word_diff
 from memsearcher_jax.types import Outcome, Passage, Query, SearchResult, StopReason, Turn
 from tests.samples import scored
@@ -69,8 +68,7 @@ def test_an_unclosed_thought_a_rewrite_without_memory_and_a_failed_search():
     output = shown(*turns, stop=StopReason.SEARCH_FAILED, answer="", error="the reason")
     for part in ("on and on", "no tags", "rewrite without a memory", "answer   none", "lost  (top 3)", "no result"):
         assert part in output
-    assert f"search_failed: {STOP_DESCRIPTIONS[StopReason.SEARCH_FAILED]}" in output and "the reason" in output
-    assert set(STOP_DESCRIPTIONS) == set(StopReason)
+    assert "search_failed: a search failed" in output and "the reason" in output
 
 
 def test_the_sources_contain_the_answer_as_whole_words():

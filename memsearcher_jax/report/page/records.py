@@ -18,9 +18,8 @@ from typing import Any
 
 from memsearcher_jax.jsonl import encode_float, encode_floats
 from memsearcher_jax.report.console import safe_text, search_results
-from memsearcher_jax.report.labels import STOP_DESCRIPTIONS
 from memsearcher_jax.report.memory_quality import TurnQuality, memory_quality
-from memsearcher_jax.types import ScoredTrajectory, TrajectorySummary, Turn
+from memsearcher_jax.types import ScoredTrajectory, StopReason, TrajectorySummary, Turn
 
 BLOCK_SIZE = 50  # trajectories or passages
 
@@ -125,7 +124,7 @@ def embedded_json(value: Any) -> str:
 
 def data_elements(records: TrajectoryRecords) -> str:
     """Script elements with the data. A browser does not run them; page.js parses a block when it is needed."""
-    descriptions = {stop.value: description for stop, description in STOP_DESCRIPTIONS.items()}
+    descriptions = {stop.value: stop.description for stop in StopReason}
     blocks = [("stop_descriptions", descriptions), ("index", records.index)]
     for name, rows in (("trajectories", records.trajectories), ("passages", list(records.passage_ids))):
         blocks += [(name, rows[start : start + BLOCK_SIZE]) for start in range(0, len(rows), BLOCK_SIZE)]

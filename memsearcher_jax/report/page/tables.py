@@ -13,7 +13,7 @@ from memsearcher_jax.logs.metric_names import PHASE_PREFIX, STOP_PREFIX, MetricN
 from memsearcher_jax.logs.metrics import Metrics
 from memsearcher_jax.report.console import safe_text
 from memsearcher_jax.report.evaluation import SHOWN, Cell, ResultTable, means_table, summarize
-from memsearcher_jax.report.labels import STOP_DESCRIPTIONS, format_metric, label, percent
+from memsearcher_jax.report.labels import format_metric, label, percent
 from memsearcher_jax.report.memory_quality import TurnQuality, last_memory, metric_columns
 from memsearcher_jax.report.page.run_data import TrajectoryGroup
 from memsearcher_jax.report.statistics import mean, wilson_interval
@@ -137,7 +137,7 @@ def stops_table(groups: Sequence[TrajectoryGroup]) -> str:
     counts = [Counter(summary.stop for summary in group.summaries) for group in groups]
     rows = []
     for stop, _ in sum(counts, Counter()).most_common():
-        description = escape_html(STOP_DESCRIPTIONS[stop])
+        description = escape_html(stop.description)
         cells = [f'<code>{escape_html(stop.value)}</code><br><span class="description">{description}</span>']
         for color, (group, count) in enumerate(zip(groups, counts, strict=True)):
             cells.append(share(count[stop] / len(group.summaries), color, f"{count[stop]:,}"))
