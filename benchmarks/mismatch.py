@@ -53,8 +53,7 @@ def main(flags: Mismatch) -> None:
     else:
         model = common.model_of(flags.size, flags.dtype)
         params = common.random_params(model, mesh)
-    rng, shape = np.random.default_rng(0), (flags.contexts, flags.prompt)
-    prompts = rng.integers(0, model.vocab_size, shape)
+    prompts = np.random.default_rng(0).integers(0, model.vocab_size, (flags.contexts, flags.prompt))
     if flags.text:
         ids = ChatTokenizer.load(flags.path).encode_untrusted(flags.text.read_text(encoding="utf-8"))
         starts = np.linspace(0, len(ids) - flags.prompt, flags.contexts).astype(int)
