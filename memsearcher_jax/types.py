@@ -239,6 +239,7 @@ class StopReason(enum.Enum):
     Other reasons are the policy's doing, or faults of the machinery, which say nothing about the policy.
     """
 
+    _value_: str
     description: str
 
     ANSWERED = "answered", "the last reply contains an answer"
