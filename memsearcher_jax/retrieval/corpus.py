@@ -84,7 +84,7 @@ def store_corpus(source: Source, directory: Path, on_progress: Callable[[int], N
 
     Raises as `read_passages` does, ValueError for an id that occurs twice or no passages, OSError for a full disk.
     """
-    import pyarrow.compute
+    import pyarrow
 
     schema = pyarrow.schema([("ids", pyarrow.large_binary()), ("contents", pyarrow.large_binary())])
     digest, rows = hashlib.sha256(), 0
@@ -99,10 +99,9 @@ def store_corpus(source: Source, directory: Path, on_progress: Callable[[int], N
     if not rows:
         raise ValueError(f"{source_name(source)}: contains no passages")
     corpus = open_corpus(directory, digest.hexdigest())
-    counts = pyarrow.compute.value_counts(corpus.ids)
-    repeated = counts.filter(pyarrow.compute.greater(counts.field("counts"), 1)).field("values")
-    if len(repeated):
-        id = repeated[0].as_py().decode()
+    ids, counts = corpus.ids.value_counts().flatten()
+    if len(ids) < rows:
+        id = ids[int(counts.to_numpy().argmax())].as_py().decode()
         first, second, *_ = (location for location, passage in read_passages(source) if passage.id == id)
         raise MalformedRow(f'{second}: id "{id}" is already the id of line {first.rpartition(":")[2]}')
     return corpus
