@@ -247,8 +247,7 @@ def test_a_resumed_run_equals_an_undisturbed_one(steps, sampled, stop):
 
 
 def test_searches_and_faults_survive_a_restart(steps):
-    run = steps(2, searching)
-    kept = Counter()
+    run, kept = steps(2, searching), Counter()
     for _, carried in run.run(stop=3):
         assert carry_over.from_text(to_text(carried), ALL, run.driver) == carried
         kept.update(one.outcome is None for group in carried.groups for one in group.rollouts if one.responses)
@@ -316,8 +315,7 @@ def test_a_rollback_samples_carried_problems_again(steps, sampled):
 def test_an_interrupted_step_changes_nothing(steps, sampled):
     """What it began with is what a checkpoint saves."""
     run, (_, carried) = steps(1), sampled(1)[0]
-    before = to_text(carried)
-    calls = Counter()
+    before, calls = to_text(carried), Counter()
 
     def stop():
         calls["n"] += 1

@@ -140,10 +140,9 @@ class Scripted:
     def train(self):
         progress = SimpleNamespace(activity=lambda text: None, advance=lambda metrics: None, note=self.notes.append)
         with MetricsWriter(self.out, resume_step=self.state.step or None, trackers=()) as self.writer:
-            rest = progress, self.hosts, self.meta, self.writer
-            self.recorder = Recorder(self.out, self.checkpoints, *rest)
+            recorder = Recorder(self.out, self.checkpoints, progress, self.hosts, self.meta, self.writer)
             recovery = Recovery(self.monitor, self.checkpoints)
-            return loop.train(self.state, self.collector, recovery, self.evaluator, self.recorder)
+            return loop.train(self.state, self.collector, recovery, self.evaluator, recorder)
 
     def steps(self):
         """The steps whose metrics, and those whose trajectories, are written."""

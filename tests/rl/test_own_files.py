@@ -255,8 +255,7 @@ def test_tools_are_answered_next_to_the_sampler(engine, params, file, tmp_path):
     tools = open_tools(AgentConfig(tools=(file(TOOLS),)), tmp_path)
     calls = [("add", {"first": 1}), ("add", {"second": 1}), ("add", {"first": "1"}), ("lookup", {"name": "Ada"})]
     calls += [("wait", {"seconds": 0.01}), ("wait", {"seconds": 99.0}), ("gone", {})]
-    limits = {"timeout": 1.5, "clip": partial(TOKENIZER.clip, limit=9)}
-    trajectory, results = run(engine, params, tools, calls, **limits)
+    trajectory, results = run(engine, params, tools, calls, timeout=1.5, clip=partial(TOKENIZER.clip, limit=9))
     texts = [result.text or result.error for result in results]
     assert texts[0] == "2.0" and texts[1] == "TypeError: missing a required argument: 'first'"
     assert texts[2].startswith("TypeError: can only concatenate str") and texts[2].endswith("mine.py, line 7)")
