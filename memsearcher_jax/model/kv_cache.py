@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -146,31 +147,30 @@ class CacheView:
 
     def append(self, k_LBKTH: Array, v_LBKTH: Array, segment_BT: Array) -> Cache:
         """The cache with each chunk's real tokens (segment above 0, before any padding) written at its start."""
-        chunks, pools = self.start_A.shape[0], jax.tree.leaves(self.cache)
-        count, shapes, axes = len(pools), tuple(pool.shape for pool in pools), (CACHE_AXES,) * len(pools)
+        chunks, pools = self.start_A.shape[0], tuple(jax.tree.leaves(self.cache))
         added_A = jnp.sum(segment_BT.reshape(chunks, -1) > 0, axis=1, dtype=jnp.int32)
         new = [k_LBKTH, v_LBKTH]
         if self.cache.scale_LPK2E is not None:
             new, scales = zip(*(quantize(from_bits(x), [4]) for x in new), strict=True)
             new = [*new, jnp.stack(scales, axis=4)]
 
-        def write(*arrays: Array) -> tuple[Array, ...]:
-            pools, new, where = arrays[:count], arrays[count : 2 * count], arrays[2 * count :]
+        def write(pools: tuple[Array, ...], new: tuple[Array, ...], *where: Array) -> tuple[Array, ...]:
             chunked = tuple(_chunks(x, 1, 3, where[0].shape[0]) for x in new)
             kernels = KERNELS.get(platform())
             append = kernels.append_to_pages if kernels else append_to_pages
             return append(pools, chunked, *where)
 
-        write = shard_map_per_device(write, (*axes, *axes, TABLE_AXES, CHUNK_AXES, CHUNK_AXES), axes, shapes)
-        where = (self.page_table_AN, self.start_A, added_A)
-        return Cache(*(constrain(pool, CACHE_AXES) for pool in write(*pools, *new, *where)))
+        axes = (CACHE_AXES,) * len(pools)
+        write = shard_map_per_device(write, (axes, axes, TABLE_AXES, CHUNK_AXES, CHUNK_AXES), axes)
+        pools = write(pools, tuple(new), self.page_table_AN, self.start_A, added_A)
+        return Cache(*(constrain(pool, CACHE_AXES) for pool in pools))
 
     def attend_cached(self, layer: Array, q_BKGTH: Array) -> OnlineSoftmax:
         """Attention to the cached entries of one layer."""
         query_axes, scalar_axes = ("batch", "kv", None, None, None), ("batch", "kv", None, None)
 
-        def attend(q_BKGTH: Array, layer: Array, table_AN: Array, *arrays: Array) -> OnlineSoftmax:
-            (length_A, order_A, rank_A, shared_A), pools = arrays[:4], arrays[4:]
+        def attend(q_BKGTH: Array, layer: Array, table_AN: Array, chunks: Any, pools: Any) -> OnlineSoftmax:
+            length_A, order_A, rank_A, shared_A = chunks
             q_AKGWH = _chunks(q_BKGTH, 0, 3, len(length_A))
             if kernels := KERNELS.get(platform()):
                 softmax = kernels.paged_attention(q_AKGWH, pools, layer, table_AN, length_A)
@@ -179,14 +179,14 @@ class CacheView:
             softmax = paged_attention(q_AKGWH[order_A], pools, *where)
             return OnlineSoftmax(*(_rows(x_AKGW[rank_A], len(q_BKGTH)) for x_AKGW in softmax))
 
-        pools, chunks = jax.tree.leaves(self.cache), (self.length_A, self.order_A, self.rank_A, self.shared_A)
+        pools, chunks = tuple(jax.tree.leaves(self.cache)), (self.length_A, self.order_A, self.rank_A, self.shared_A)
         attention = shard_map_per_device(
             attend,
-            (query_axes, (), TABLE_AXES, *[CHUNK_AXES] * len(chunks), *[CACHE_AXES] * len(pools)),
+            (query_axes, (), TABLE_AXES, (CHUNK_AXES,) * len(chunks), (CACHE_AXES,) * len(pools)),
             OnlineSoftmax._make((scalar_axes, scalar_axes, query_axes)),
             OnlineSoftmax._make((q_BKGTH.shape[:-1], q_BKGTH.shape[:-1], q_BKGTH.shape)),
         )
-        return attention(q_BKGTH, layer, self.page_table_AN, *chunks, *pools)
+        return attention(q_BKGTH, layer, self.page_table_AN, chunks, pools)
 
 
 @jax.tree_util.register_dataclass
@@ -235,19 +235,18 @@ class DecodeCache:
         return self.view.attend(layer, rotation, q_BNTH, k_BKTH, v_BKTH, segment_BT, attend_buffer)
 
     def _attend_in_kernel(self, layer: Array, rotation: Rotation, *qkv: Array) -> tuple[Array, Array, Array]:
-        def attend(cos_BTh: Array, sin_BTh: Array, q_BNTH: Array, *others: Array) -> tuple[Array, Array, Array]:
-            new, where, pools = others[:4], others[4:8], others[8:]
+        def attend(rotation: Rotation, q_BNTH: Array, new: Any, where: Any, pools: Any) -> tuple[Array, Array, Array]:
             q_BKGTH = group_heads(q_BNTH, new[0])
-            out_BKGTH, k_BKTH, v_BKTH = tpu_kernels.decode_attention((cos_BTh, sin_BTh), q_BKGTH, new, pools, *where)
+            out_BKGTH, k_BKTH, v_BKTH = tpu_kernels.decode_attention(rotation, q_BKGTH, new, pools, *where)
             return out_BKGTH.reshape(q_BNTH.shape), k_BKTH, v_BKTH
 
         heads, kv, angles = ("batch", "heads", None, None), ("batch", "kv", None, None), ("batch", None, None)
-        view, buffer, pools = self.view, self.buffer, jax.tree.leaves(self.view.cache)
+        view, buffer, pools = self.view, self.buffer, tuple(jax.tree.leaves(self.view.cache))
         new_axes, where_axes = (kv, kv, CACHE_AXES, CACHE_AXES), ((), (), TABLE_AXES, CHUNK_AXES)
-        axes = (angles, angles, heads, *new_axes, *where_axes, *[CACHE_AXES] * len(pools))
+        axes = (angles, angles), heads, new_axes, where_axes, (CACHE_AXES,) * len(pools)
         attention = shard_map_per_device(attend, axes, (heads, kv, kv), tuple(x.shape for x in qkv))
-        where = (layer, buffer.used, view.page_table_AN, view.length_A)
-        return attention(*rotation, *qkv, buffer.k_LBKJH, buffer.v_LBKJH, *where, *pools)
+        new, where = (*qkv[1:], buffer.k_LBKJH, buffer.v_LBKJH), (layer, buffer.used, view.page_table_AN, view.length_A)
+        return attention(rotation, qkv[0], new, where, pools)
 
     def append(self, k_LBKTH: Array, v_LBKTH: Array, segment_BT: Array) -> DecodeBuffer:
         """The buffer with T more entries."""

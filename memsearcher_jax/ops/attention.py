@@ -82,28 +82,27 @@ def packed_attention(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visib
 def recomputed_attention(
     forward: Callable, backward: Callable, q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible
 ) -> Array:
-    """out_BNTH of forward(q, k, v, *visible) -> (out, log-sum-exp of each query's scores); saves only these two.
+    """out_BNTH of forward(q, k, v, visible) -> (out, log-sum-exp of each query's scores); saves only these two.
 
-    The backward pass recomputes the scores: backward(dout, q, k, v, *visible, out, log-sum-exp) -> (dq, dk, dv). See
+    The backward pass recomputes the scores: backward(dout, q, k, v, visible, out, log-sum-exp) -> (dq, dk, dv). See
     Dao et al. 2022, algorithm 4.
     """
-    return forward(q_BNTH, k_BKTH, v_BKTH, *visible)[0]
+    return forward(q_BNTH, k_BKTH, v_BKTH, visible)[0]
 
 
-def _save(forward: Callable, _: Callable, *arguments: Any) -> tuple[Array, tuple[Array, ...]]:
-    *qkv, visible = arguments
-    saved = [name_bits(x, ATTENTION_OUTPUT) for x in forward(*qkv, *visible)]
-    return saved[0], (*qkv, *visible, *saved)
+def _save(forward: Callable, _: Callable, *arguments: Any) -> tuple[Array, tuple[Any, ...]]:
+    saved = [name_bits(x, ATTENTION_OUTPUT) for x in forward(*arguments)]
+    return saved[0], (*arguments, *saved)
 
 
-def _recompute(_: Callable, backward: Callable, saved: tuple[Array, ...], dout_BNTH: Array) -> tuple[Array | None, ...]:
+def _recompute(_: Callable, backward: Callable, saved: tuple[Any, ...], dout_BNTH: Array) -> tuple[Array | None, ...]:
     return *backward(dout_BNTH, *saved), None
 
 
 recomputed_attention.defvjp(_save, _recompute)
 
 
-def _map_rows(function: Callable[..., Sequence[Array]], *arrays: Array) -> Sequence[Array]:
+def _map_rows(function: Callable[..., Sequence[Array]], *arrays: Any) -> Sequence[Array]:
     """`function` of arrays [1, ...], for each row of arrays [B, ...].
 
     Of several rows together it would compute every block that one of them needs, and a CPU core's cache would not hold
@@ -111,15 +110,16 @@ def _map_rows(function: Callable[..., Sequence[Array]], *arrays: Array) -> Seque
     """
     if len(arrays[0]) == 1:
         return function(*arrays)
-    return [x[:, 0] for x in jax.lax.map(lambda row: function(*(x[None] for x in row)), arrays)]
+
+    def of_row(row: Any) -> Sequence[Array]:
+        return function(*jax.tree.map(lambda x: x[None], row))
+
+    return [x[:, 0] for x in jax.lax.map(of_row, arrays)]
 
 
-def _forward_rows(
-    q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, offset_BT: Array, prefix_B: Array
-) -> tuple[Array, Array]:
+def _forward_rows(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible) -> tuple[Array, Array]:
     """(out_BNTH, logsumexp_BKGT of each query's scores)."""
-    visible, q_BKGTH, k_BKHT = Visible(offset_BT, prefix_B), group_heads(q_BNTH, k_BKTH), jnp.swapaxes(k_BKTH, 2, 3)
-    block = _block_size(q_BNTH.shape[2])
+    q_BKGTH, k_BKHT, block = group_heads(q_BNTH, k_BKTH), jnp.swapaxes(k_BKTH, 2, 3), _block_size(q_BNTH.shape[2])
 
     def attend(number: Array, results: tuple[Array, Array]) -> tuple[Array, Array]:
         q_BKGtH = _read_block(q_BKGTH, number, block)
@@ -145,13 +145,12 @@ def _backward_rows(
     q_BNTH: Array,
     k_BKTH: Array,
     v_BKTH: Array,
-    offset_BT: Array,
-    prefix_B: Array,
+    visible: Visible,
     out_BNTH: Array,
     logsumexp_BKGT: Array,
 ) -> tuple[Array, Array, Array]:
     """(dq_BNTH, dk_BKTH, dv_BKTH). With probabilities p: dv = p' dout, dscore = p (dout v' - dout · out)."""
-    visible, block, dtype = Visible(offset_BT, prefix_B), _block_size(q_BNTH.shape[2]), q_BNTH.dtype
+    block, dtype = _block_size(q_BNTH.shape[2]), q_BNTH.dtype
     q_BKGTH, out_BKGTH, dout_BKGTH = (group_heads(x, k_BKTH) for x in (q_BNTH, out_BNTH, dout_BNTH))
     k_BKHT, v_BKHT = jnp.swapaxes(k_BKTH, 2, 3), jnp.swapaxes(v_BKTH, 2, 3)
     delta_BKGT = jnp.sum(dout_BKGTH.astype(jnp.float32) * out_BKGTH, axis=-1)

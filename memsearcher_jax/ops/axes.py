@@ -113,11 +113,11 @@ def constrain_rows(tree: Any) -> Any:
     return jax.tree.map(lambda x: constrain(x, ("batch", *[None] * (x.ndim - 1))), tree)
 
 
-def shard_map_per_device(function: Callable, in_axes: Sequence[Axes], out_axes: Any, out_shape: Any = None) -> Callable:
+def shard_map_per_device(function: Callable, in_axes: tuple, out_axes: Any, out_shape: Any = None) -> Callable:
     """`function`, run by each device on its shard of the arguments, for programs that the compiler cannot partition.
 
-    `out_axes` and `out_shape`, the global shape, are pytrees like the result; by default the result has the shape of
-    the first argument. Without a mesh, `function` itself.
+    `in_axes` is a pytree like the arguments. `out_axes` and `out_shape`, the global shape, are pytrees like the result;
+    by default the result has the shape of the first argument. Without a mesh, `function` itself.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or not (names := _auto_axes(mesh)):
@@ -126,11 +126,11 @@ def shard_map_per_device(function: Callable, in_axes: Sequence[Axes], out_axes: 
     def dividing_specs(tree: Any, shapes: Any) -> Any:
         return jax.tree.map(lambda axes, shape: _dividing_spec(axes, shape, mesh), tree, shapes, is_leaf=_is_axes)
 
-    def run(*arguments: Array) -> Any:
-        shapes = tuple(x.shape for x in arguments)
+    def run(*arguments: Any) -> Any:
+        shapes = jax.tree.map(jnp.shape, arguments)
         return jax.shard_map(
             function,
-            in_specs=dividing_specs(tuple(in_axes), shapes),
+            in_specs=dividing_specs(in_axes, shapes),
             out_specs=dividing_specs(out_axes, shapes[0] if out_shape is None else out_shape),
             axis_names=names,
             check_vma=False,

@@ -39,8 +39,8 @@ PROGRAMS, MAX_SHARES = 256, 8
 """Programs that keep a large GPU busy: the pages of a context are divided among several while there are fewer."""
 
 HEADS = ("batch", "heads", None, None)
-ROW_AXES = HEADS, *[("batch", "kv", None, None)] * 2, ("batch", None), ("batch",)
-"""Logical axes of queries, keys, values, offsets and prefixes."""
+ROW_AXES = HEADS, *[("batch", "kv", None, None)] * 2, Visible._make((("batch", None), ("batch",)))
+"""Logical axes of queries, keys, values and what each query sees."""
 
 LOG2_E = math.log2(math.e)
 
@@ -50,23 +50,19 @@ def triton_attention(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visib
 
     Raises ValueError for rows or heads that no block divides.
     """
-
-    def attend(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, *visible: Array) -> Array:
-        return recomputed_attention(_forward, _backward, q_BNTH, k_BKTH, v_BKTH, Visible(*visible))
-
-    attention = shard_map_per_device(attend, ROW_AXES, HEADS)
-    return attention(q_BNTH, k_BKTH, v_BKTH, *visible)
+    attention = shard_map_per_device(partial(recomputed_attention, _forward, _backward), ROW_AXES, HEADS)
+    return attention(q_BNTH, k_BKTH, v_BKTH, visible)
 
 
 def triton_softmax(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Array) -> OnlineSoftmax:
     """Attention within segments by the same kernel, to be combined with that to other keys. It has no gradient."""
     out_shapes = q_BNTH.shape, q_BNTH.shape[:3]
     attention = shard_map_per_device(_forward, ROW_AXES, (HEADS, HEADS[:3]), out_shapes)
-    out_BNTH, logsumexp_BNT = attention(q_BNTH, k_BKTH, v_BKTH, *Visible.of_segments(segment_BT))
+    out_BNTH, logsumexp_BNT = attention(q_BNTH, k_BKTH, v_BKTH, Visible.of_segments(segment_BT))
     return normalized_softmax(out_BNTH, logsumexp_BNT, k_BKTH)
 
 
-def _forward(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, offset_BT: Array, prefix_B: Array) -> tuple[Array, Array]:
+def _forward(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible) -> tuple[Array, Array]:
     """(out_BNTH, logsumexp_BNT float32)."""
     B, N, T, H = q_BNTH.shape
     K = k_BKTH.shape[1]
@@ -78,7 +74,7 @@ def _forward(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, offset_BT: Array, pref
         [queries, keys, keys, offsets, prefix],
         [queries, pl.BlockSpec((None, None, Q), lambda block, n, b: (b, n, block))],
         [(q_BNTH.shape, q_BNTH.dtype), (q_BNTH.shape[:3], jnp.float32)],
-    )(q_BNTH, k_BKTH, v_BKTH, offset_BT, prefix_B[:, None])
+    )(q_BNTH, k_BKTH, v_BKTH, visible.offset_BT, visible.prefix_B[:, None])
     return out_BNTH, logsumexp_BNT
 
 
@@ -87,13 +83,12 @@ def _backward(
     q_BNTH: Array,
     k_BKTH: Array,
     v_BKTH: Array,
-    offset_BT: Array,
-    prefix_B: Array,
+    visible: Visible,
     out_BNTH: Array,
     logsumexp_BNT: Array,
 ) -> tuple[Array, Array, Array]:
     """(dq_BNTH, dk_BKTH, dv_BKTH), by one kernel over blocks of queries and one over blocks of keys."""
-    B, N, T, H = q_BNTH.shape
+    (offset_BT, prefix_B), (B, N, T, H) = visible, q_BNTH.shape
     K, G = k_BKTH.shape[1], N // k_BKTH.shape[1]
     Q = _block(T, MAX_BLOCK // (q_BNTH.dtype.itemsize // 2), H)
     C = min(Q, BACKWARD_BLOCK)
