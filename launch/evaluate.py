@@ -53,8 +53,8 @@ class Evaluate(cli.Command, cli.ResumableSource):
     """Evaluate a checkpoint: EM, F1, cover-EM, precision, recall, turns, tokens and stop reasons."""
 
     data: cli.File = None
-    """File of questions (.jsonl, .jsonl.gz, .parquet), or of streams for memalpha. Default: the test questions of the
-    settings."""
+    """File of questions (.jsonl, .jsonl.gz, .json, .parquet), or of streams for memalpha. Default: the test questions
+    of the settings."""
     benchmarks: Annotated[str, tyro.conf.arg(metavar="NAME,...")] = ""
     """Benchmarks in --data.root, or files, separated by commas: nq,hotpotqa; nq:dev for another split; all for the
     paper's seven. Others: web_questions, browsecomp_plus; for memalpha memalpha, memoryagentbench, longmemeval, locomo.
