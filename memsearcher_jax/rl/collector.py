@@ -88,11 +88,10 @@ class Collector:
 
     def with_metrics(self, batch: RolloutBatch) -> RolloutBatch:
         """The complete batch of a step with its metrics. Raises RunEnded where an agent's own numbers fail."""
+        metrics = self.hosts.agreed(lambda: trajectory_metrics(batch.summaries, self.run.agent))
+        metrics |= rollout_metrics(batch.stats)
         mixed = batch.mixed_groups(self.run.config.rl.group_size)
-        with self.hosts.guarded():
-            metrics = trajectory_metrics(batch.summaries, self.run.agent) | rollout_metrics(batch.stats)
-            metrics["frac_mixed_groups"] = sum(mixed) / max(1, len(mixed))
-            if correct := [np.asarray(one.logprobs)[np.asarray(one.sampled)] for one in batch.examples if one.correct]:
-                metrics[MetricName.CORRECT_LOGPROB] = float(np.concatenate(correct).mean())
-            return replace(batch, metrics=metrics)
-        raise self.hosts.ended()
+        metrics["frac_mixed_groups"] = sum(mixed) / max(1, len(mixed))
+        if correct := [np.asarray(one.logprobs)[np.asarray(one.sampled)] for one in batch.examples if one.correct]:
+            metrics[MetricName.CORRECT_LOGPROB] = float(np.concatenate(correct).mean())
+        return replace(batch, metrics=metrics)

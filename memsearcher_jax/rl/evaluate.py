@@ -80,11 +80,8 @@ class Evaluator:
             self.hosts.check()
             scored = evaluate(self.run, self.driver, state.params, timer.notify, self.reward_fn, jobs)
             batch = RolloutBatch((), [summarize_trajectory(one) for one in scored])
-        batch, metrics = exchange(self.hosts, batch), None
-        with self.hosts.guarded():  # an agent's own numbers may fail
-            metrics = trajectory_metrics(batch.summaries, self.run.agent)
-        if metrics is None:
-            raise self.hosts.ended()
+        summaries = exchange(self.hosts, batch).summaries
+        metrics = self.hosts.agreed(lambda: trajectory_metrics(summaries, self.run.agent))  # its own numbers may fail
         recovery.monitor.record_evaluation(state.step, metrics)
         return {f"test/{name}": value for name, value in metrics.items()}
 

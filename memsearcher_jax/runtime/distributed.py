@@ -74,6 +74,15 @@ class Hosts:
             traceback.print_exc()
             self.stop(EndReason.FAILURE, f"{type(error).__name__}: {error}")
 
+    def agreed(self, work: Callable[[], Result]) -> Result:
+        """`work` on every host. Raises RunEnded on all of them if it fails on one."""
+        results: list[Result] = []
+        with self.guarded():
+            results.append(work())
+        if self.exchange(b"" if results else None) is None:
+            raise self.ended()
+        return results[0]
+
     def ended(self) -> RunEnded:
         """The exception to raise on all hosts, each of which must call this: with the reason that counts most."""
         ours = [(reason.value, message) for reason, message in self.reasons]

@@ -12,7 +12,7 @@ import pytest
 
 from memsearcher_jax.runtime import preemption
 from memsearcher_jax.runtime.distributed import Hosts, Interrupted
-from memsearcher_jax.runtime.ending import EndReason
+from memsearcher_jax.runtime.ending import EndReason, RunEnded
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,18 @@ def test_the_reason_that_counts_most_is_named():
     for reason in (EndReason.SIGNAL, EndReason.FAILURE, EndReason.OUTAGE):
         hosts.stop(reason, reason.value)
     assert (str(hosts.ended()), hosts.ended().reason) == ("failure", EndReason.FAILURE)
+
+
+def test_work_that_fails_on_one_host_ends_all(monkeypatch):
+    def failing() -> int:
+        raise KeyError("absent")
+
+    assert Hosts().agreed(lambda: 3) == 3
+    with pytest.raises(RunEnded, match="KeyError: 'absent'"):
+        Hosts().agreed(failing)
+    monkeypatch.setattr(Hosts, "exchange", lambda self, content: [b'[["outage", "lost"]]'] if content else None)
+    with pytest.raises(RunEnded, match="lost"):  # on another host
+        Hosts().agreed(lambda: 3)
 
 
 def test_only_a_stop_from_outside_asks_for_a_restart():
