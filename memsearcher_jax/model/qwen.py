@@ -86,7 +86,8 @@ class ParamSpec:
 
 def param_specs(config: ModelConfig) -> Params:
     """The tree of `init` with a `ParamSpec` in place of each array; allocates nothing."""
-    return jax.tree.map(lambda spec: spec, _param_specs(config))  # a copy: the cached tree is mutable
+    specs = _param_specs(replace(config, attention="xla"))  # one entry for all kernels, which change no shape
+    return jax.tree.map(lambda spec: spec, specs)  # a copy: the cached tree is mutable
 
 
 @functools.cache

@@ -26,8 +26,9 @@ CURVES_FILE = "curves.png"  # the last file of a training run
 
 # The palette of Okabe and Ito, distinguishable with any colour vision.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-INK, FAINT, GRID, ALARM = "#333333", "#777777", "#E3E3E3", "#B00020"
-COLUMNS = 4
+INK, GREY, GRID, ALARM = "#333333", "#777777", "#E3E3E3", "#B00020"
+COLUMNS, CELL = 4, (3.8, 2.8)  # inches of a panel with its title and legend
+LETTER = 0.07  # inches of a letter of 8.5 points
 MAX_MARKERS = 40  # a line of more points has no markers
 
 Legend = list[tuple[str, str]]  # label and color of each line
@@ -107,25 +108,36 @@ def draw_panels(panels: Sequence[Panel], steps: Sequence[Metrics]) -> Figure:
     """The panels in a grid of at most four columns."""
     # Imported when something is drawn: a third of the time of --help. Without pyplot there is no global state.
     from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     columns = min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
-    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, hspace=0.04)
-    figure = Figure(figsize=(3.6 * columns, 2.7 * rows), layout=layout, facecolor="white")
-    grid = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
-    for axes, panel in zip(grid, panels, strict=False):
+    figure = Figure((CELL[0] * columns, CELL[1] * rows), facecolor="white")
+    for number, panel in enumerate(panels):
+        row, column = divmod(number, columns)
+        axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
         legend, non_finite = draw_curves(axes, panel, [("", steps)])
         axes.set_title(panel.title, loc="left", fontsize=11, fontweight="bold", color=INK, pad=18)
-        axes.text(0, 1.03, panel.unit, fontsize=8.5, color=FAINT, transform=axes.transAxes)
+        axes.text(0, 1.03, panel.unit, fontsize=8.5, color=GREY, transform=axes.transAxes)
         if non_finite:
             note = f"{non_finite} not finite"
             axes.text(1, 1.03, note, fontsize=8.5, color=ALARM, ha="right", transform=axes.transAxes)
+        width = CELL[0] - 0.2
         if len(legend) > 1:
             axes.legend(fontsize=8.5, frameon=False, labelcolor=INK, loc="center left", bbox_to_anchor=(1, 0.5))
-    for axes in grid[len(panels) :]:
-        axes.set_axis_off()
+            width -= 0.5 + LETTER * max(len(line) for line, _ in legend)
+        fit(axes, (CELL[0] * column, CELL[1] * (rows - 1 - row)), (width, CELL[1] - 0.65))
     return figure
+
+
+def fit(axes: Axes, corner: tuple[float, float], size: tuple[float, float]) -> None:
+    """Place axes with their labels in a rectangle of their figure: its lower left corner and its size in inches.
+
+    By the number of letters, because a layout of matplotlib's draws everything twice.
+    """
+    labels = axes.yaxis.get_major_formatter().format_ticks(list(axes.get_yticks()))
+    left, bottom = 0.13 + LETTER * max(4, *map(len, labels)), 0.45
+    box = np.array([[corner[0] + left, corner[1] + bottom], [size[0] - left, size[1] - bottom]])
+    axes.set_position(tuple((box / axes.get_figure().get_size_inches()).flat))
 
 
 def draw_curves(axes: Axes, panel: Panel, runs: Sequence[tuple[str, Sequence[Metrics]]]) -> tuple[Legend, int]:
@@ -170,10 +182,10 @@ def style_axes(axes: Axes, x_label: str, y_min: float | None) -> None:
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(FAINT)
+    axes.spines["bottom"].set_color(GREY)
     axes.tick_params(colors=INK, labelsize=8.5, length=0)
     axes.margins(x=0.02, y=0.12)
-    axes.set_xlabel(x_label, fontsize=8.5, color=FAINT, parse_math=False)
+    axes.set_xlabel(x_label, fontsize=8.5, color=GREY, parse_math=False)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(lambda value, _position: f"{value:,.6g}")  # without an offset above the axis

@@ -12,7 +12,7 @@ from rich.console import Console
 from memsearcher_jax.report.console import safe_text
 from memsearcher_jax.report.evaluation import ResultTable, show_table
 from memsearcher_jax.report.labels import format_metric, label, percent
-from memsearcher_jax.report.plots import COLORS, FAINT, INK, save_png, style_axes
+from memsearcher_jax.report.plots import COLORS, GREY, INK, save_png, style_axes
 from memsearcher_jax.report.statistics import CONFIDENCE_LEVEL, mean
 
 SCORES = ("exact_match", "f1", "cover_exact_match", "accuracy")  # in the table and the plots
@@ -60,7 +60,7 @@ def plot_sweep(path: Path, setting: str, rows: Sequence[Mapping[str, Any]]) -> N
         for row in rows:
             if interval := row["scores"].get(score):
                 x, y, value = row.get(tokens, math.nan), interval["mean"], safe_text(row["value"]).plain
-                axes.plot([x, x], [interval["low"], interval["high"]], color=FAINT, linewidth=1.2)
+                axes.plot([x, x], [interval["low"], interval["high"]], color=GREY, linewidth=1.2)
                 axes.plot(x, y, "o", color=COLORS[0], markersize=5)
                 axes.annotate(value, (x, y), (5, 4), textcoords="offset points", parse_math=False)
         style_axes(axes, label(tokens), 0.0)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 
 from memsearcher_jax.report.statistics import combined_interval, mean_interval, paired_comparison, wilson_interval
 
@@ -37,8 +38,12 @@ def test_an_interval_lies_within_the_values_and_is_seeded(values):
 
 
 def test_the_interval_of_a_proportion_is_wilsons():
-    assert wilson_interval(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
-    assert wilson_interval(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)  # n / (n + z^2) from above
+    for total in (1, 10, 345):
+        for successes in {0, 1, total // 2, total}:
+            low, high = wilson_interval(successes, total)
+            scipys = binomtest(successes, total).proportion_ci(method="wilson")
+            assert (low, high) == pytest.approx((scipys.low, scipys.high), abs=1e-12)
+            assert 0 <= low <= successes / total <= high <= 1
     none_of_four = mean_interval([0.0] * 4, rng())
     assert (none_of_four.low, none_of_four.high) == wilson_interval(0, 4) != (0.0, 0.0)
     average = combined_interval([none_of_four] * 2, [0.5, 0.5])  # is not certainly zero

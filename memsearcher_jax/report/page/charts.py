@@ -17,7 +17,7 @@ from memsearcher_jax.logs.metrics import Metrics
 from memsearcher_jax.report.console import safe_text
 from memsearcher_jax.report.page.run_data import TrajectoryGroup
 from memsearcher_jax.report.page.tables import escape_html
-from memsearcher_jax.report.plots import COLORS, FAINT, GRID, INK, Legend, Panel, draw_curves, draw_dots, style_axes
+from memsearcher_jax.report.plots import COLORS, GREY, GRID, INK, Legend, Panel, draw_curves, draw_dots, fit, style_axes
 from memsearcher_jax.report.statistics import mean
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SIZE = (4.2, 2.36)  # inches
 BAND_PERCENTILES = (10, 90)  # of the tokens by turn
 VARIABLES = {color.lower(): f"c{number}" for number, color in enumerate(COLORS)}
-VARIABLES |= {INK.lower(): "ink", FAINT.lower(): "faint", GRID.lower(): "line"}
+VARIABLES |= {INK.lower(): "ink", GREY.lower(): "faint", GRID.lower(): "line"}
 Draw = Callable[["Axes"], tuple[Legend, int]]
 """Draws on axes; returns the legend and the number of values that are not finite."""
 
@@ -36,9 +36,10 @@ def chart(title: str, unit: str, draw: Draw) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
-    figure, content = Figure(SIZE, layout="constrained"), io.StringIO()
-    axes = figure.subplots()
+    figure, content = Figure(SIZE), io.StringIO()
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     legend, non_finite = draw(axes)
+    fit(axes, (0.0, 0.0), (SIZE[0] - 0.08, SIZE[1] - 0.05))
     # The text stays text; the salt makes the ids, and so the page, the same each time.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "memsearcher_jax"}):
         empty = dict.fromkeys(("Date", "Creator", "Format", "Type"))
