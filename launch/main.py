@@ -6,6 +6,7 @@ memsearcher train --config tiny
 from __future__ import annotations
 
 import ast
+import gc
 import importlib
 import sys
 from collections.abc import Sequence
@@ -37,6 +38,7 @@ COMMANDS = {
 def main() -> None:
     """Runs the command in the file that Python was started with, or the one that the first argument names."""
     interrupts.end_at_once()
+    gc.set_threshold(20_000)  # for 700: imports and JAX's traces create much and free little, a tenth of a start
     from memsearcher_jax.launch import cli
 
     cli.run(run_command)
