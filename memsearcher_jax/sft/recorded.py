@@ -100,7 +100,7 @@ def load(config: SFTConfig, seed: int, tokenizer: ChatTokenizer, vocab_size: int
 
 
 def trajectory_files(entries: Sequence[str]) -> list[Path]:
-    """The files that the entries of a setting name; those of a folder in the order of their names."""
+    """The files that the entries of a setting name, each once; those of a folder in the order of their names."""
     files = []
     for entry in map(Path, entries):
         folder = entry / "trajectories" if is_run(entry) or (entry / "trajectories").is_dir() else entry
@@ -108,7 +108,7 @@ def trajectory_files(entries: Sequence[str]) -> list[Path]:
         if not found:
             raise FileNotFoundError(f"{folder} holds no trajectories: there is no .jsonl.gz or .jsonl file in it")
         files += found
-    return files
+    return list({file.resolve(): file for file in files}.values())
 
 
 def _read(

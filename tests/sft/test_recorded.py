@@ -121,6 +121,11 @@ def test_a_step_may_train_one_file_in_the_order_that_it_was_written_in(write):
     ] * 2
 
 
+def test_a_file_that_two_entries_name_counts_once(write):
+    entry = write(scored("0"))
+    assert len(load(replace(ALL, trajectories=(entry, f"{entry}/trajectories")), 0, TOKENIZER, 2_048, 100).train) == 1
+
+
 def test_held_out_are_whole_problems_or_files_of_their_own(write):
     entry = write(*(scored(str(number % 40)) for number in range(80)))
     data = read(entry, held_out_share=0.3)

@@ -1,0 +1,23 @@
+"""A reward for search: half for the answer, half for finding the pages that support it.
+
+python launch/tpu_train.py --config smollm2 --reward.function examples/supporting_pages.py ...
+
+Where few answers are right, the pages still tell the trajectories of a group apart. docs/teach.md says what it taught.
+"""
+
+from memsearcher_jax.agent.reward import token_f1
+from memsearcher_jax.types import StopReason, Trajectory
+
+
+def reward(trajectories: list[Trajectory]) -> list[float]:
+    """Of one problem: the mean of the answer's F1 and of the share of supporting pages found; 0 without an answer."""
+    return [_reward(one) if one.outcome.stop is StopReason.ANSWERED else 0.0 for one in trajectories]
+
+
+def _reward(trajectory: Trajectory) -> float:
+    outcome, problem = trajectory.outcome, trajectory.problem
+    answer = token_f1(outcome.answer, problem.golden_answers)
+    results = [result for turn in outcome.turns for result in turn.results]
+    found = {passage.title.casefold() for result in results for passage in result.passages}
+    titles = {title.casefold() for title in problem.supporting_titles}
+    return (answer + len(titles & found) / len(titles)) / 2 if titles else answer
