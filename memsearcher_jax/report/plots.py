@@ -125,19 +125,21 @@ def draw_panels(panels: Sequence[Panel], steps: Sequence[Metrics]) -> Figure:
         if len(legend) > 1:
             axes.legend(fontsize=8.5, frameon=False, labelcolor=INK, loc="center left", bbox_to_anchor=(1, 0.5))
             width -= 0.5 + LETTER * max(len(line) for line, _ in legend)
-        fit(axes, (CELL[0] * column, CELL[1] * (rows - 1 - row)), (width, CELL[1] - 0.65))
+        fit(axes, figure, (CELL[0] * column, CELL[1] * (rows - 1 - row)), (width, CELL[1] - 0.65))
     return figure
 
 
-def fit(axes: Axes, corner: tuple[float, float], size: tuple[float, float]) -> None:
-    """Place axes with their labels in a rectangle of their figure: its lower left corner and its size in inches.
+def fit(axes: Axes, figure: Figure, corner: tuple[float, float], size: tuple[float, float]) -> None:
+    """Place axes with their labels in a rectangle of the figure: its lower left corner and its size in inches.
 
     By the number of letters, because a layout of matplotlib's draws everything twice.
     """
     labels = axes.yaxis.get_major_formatter().format_ticks(list(axes.get_yticks()))
     left, bottom = 0.13 + LETTER * max(4, *map(len, labels)), 0.45
     box = np.array([[corner[0] + left, corner[1] + bottom], [size[0] - left, size[1] - bottom]])
-    axes.set_position(tuple((box / axes.get_figure().get_size_inches()).flat))
+    from matplotlib.transforms import Bbox
+
+    axes.set_position(Bbox.from_bounds(*(box / figure.get_size_inches()).flat))
 
 
 def draw_curves(axes: Axes, panel: Panel, runs: Sequence[tuple[str, Sequence[Metrics]]]) -> tuple[Legend, int]:

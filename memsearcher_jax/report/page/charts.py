@@ -39,7 +39,7 @@ def chart(title: str, unit: str, draw: Draw) -> str:
     figure, content = Figure(SIZE), io.StringIO()
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     legend, non_finite = draw(axes)
-    fit(axes, (0.0, 0.0), (SIZE[0] - 0.08, SIZE[1] - 0.05))
+    fit(axes, figure, (0.0, 0.0), (SIZE[0] - 0.08, SIZE[1] - 0.05))
     # The text stays text; the salt makes the ids, and so the page, the same each time.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "memsearcher_jax"}):
         empty = dict.fromkeys(("Date", "Creator", "Format", "Type"))
