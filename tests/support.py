@@ -75,9 +75,9 @@ def make_prompt(prefix: str, question: str, bridge: str, memory: str, suffix: st
     return Prompt(tuple(TextSpan(*span) for span in spans))
 
 
-def chat_completion(text: str) -> tuple[int, dict[str, Any]]:
+def chat_completion(text: str, finish_reason: str = "stop") -> tuple[int, dict[str, Any]]:
     """A reply of the fixture `serving`."""
-    return 200, {"choices": [{"message": {"role": "assistant", "content": text}}]}
+    return 200, {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": finish_reason}]}
 
 
 @dataclass

@@ -17,7 +17,7 @@ from memsearcher_jax.logs.trajectories import HOST_FILES, read_trajectories, sum
 from memsearcher_jax.report.statistics import mean_interval
 from memsearcher_jax.rl.completers import Completer, open_openai_completer
 from memsearcher_jax.rl.config import CompleterConfig
-from memsearcher_jax.types import StopReason
+from memsearcher_jax.types import FinishReason, StopReason
 
 JUDGEMENTS_FILE = "judgements.jsonl"
 REPLY_TOKENS = 1_024
@@ -54,7 +54,7 @@ def open_judge(config: CompleterConfig) -> Completer:
 def judge_answers(answers: Sequence[Answer], config: CompleterConfig, file: Path) -> dict[str, Judgement | None]:
     """The judgement of each answer by the id of its question; those in `file` are not asked for again.
 
-    No answer is not correct. None: the judge refuses the answer, or its reply cannot be read. An answer is missing if
+    No answer is not correct. None: the judge refuses the answer, or its reply is cut off or unreadable. An answer is missing if
     the service was down. As soon as none of `max_concurrency` replies comes, no more are asked for.
     """
     judge = open_judge(config)
@@ -77,7 +77,8 @@ def judge_answers(answers: Sequence[Answer], config: CompleterConfig, file: Path
             if all(reply.lost for reply in replies) or (len(errors) == len(batch) and not judgements):
                 break
             for one, reply in zip(batch, replies, strict=True):
-                if judgement := parse_judgement(reply.text):
+                is_cut_off = reply.finish is FinishReason.LENGTH  # a draft in a thought is no verdict
+                if judgement := None if is_cut_off else parse_judgement(reply.text):
                     log.write(encode_line({"id": one.id, **asdict(judgement), "reply": reply.text}).encode())
                 if not reply.lost:
                     judgements[one.id] = judgement

@@ -27,7 +27,7 @@ from memsearcher_jax.rl.config import CompleterConfig, read_key
 from memsearcher_jax.rl.rollout import Job, Params, RolloutDriver
 from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.sampling.engine import Engine
-from memsearcher_jax.types import Completion, Prompt, StopReason
+from memsearcher_jax.types import Completion, FinishReason, Prompt, StopReason
 
 
 class Completer(Protocol):
@@ -50,10 +50,12 @@ class EngineCompleter:
             trajectories, _ = self.driver.trajectories(jobs, self.params, key, lambda line: None)
         finally:
             self.driver.engine.release()  # the update has the memory of its cache
-        outcomes = [one.outcome for one in trajectories]
+        finish = {StopReason.ANSWERED: FinishReason.STOP, StopReason.CUT_OFF: FinishReason.LENGTH}
         return [
-            Completion(one.answer, error="" if one.stop is StopReason.ANSWERED else one.error or one.stop.value)
-            for one in outcomes
+            Completion(one.answer, finish[one.stop])
+            if one.stop in finish
+            else Completion(error=one.error or one.stop.value)
+            for one in (trajectory.outcome for trajectory in trajectories)
         ]
 
 
@@ -98,7 +100,8 @@ class OpenAICompleter(JsonClient):
                 continue
             if not isinstance(text, str) or not text.strip():
                 return Completion(error=f"{self.url} answered with an empty text ({choice.get('finish_reason')})")
-            return Completion(text)
+            is_cut_off = choice.get("finish_reason") == "length"
+            return Completion(text, FinishReason.LENGTH if is_cut_off else FinishReason.STOP)
 
 
 def open_completers(

@@ -34,6 +34,7 @@ def reply(verdict, **more):
         (reply("correct", confidence="high"), Judgement(True)),
         (reply("correct", confidence="85%"), Judgement(True, 85.0)),
         (f'<think>{{"judgement": "correct"}}?</think>{reply("incorrect")}', Judgement(False)),
+        ('<think>Not {"judgement": "correct"}, because', None),
         (reply("perhaps"), None),
         ("correct", None),
         ("{", None),
@@ -60,7 +61,7 @@ def judge(serving, tmp_path):
     def ask(behave):
         def reply_to(user, times):
             text = behave(user) or 503
-            return (text, {"error": "overloaded"}) if isinstance(text, int) else chat_completion(text)
+            return (text, {"error": "overloaded"}) if isinstance(text, int) else chat_completion(*text.split("|"))
 
         url, requests = serving(reply_to)
         judgements = judge_answers(ANSWERS, replace(CONFIG, url=url), tmp_path / "judgements.jsonl")
@@ -98,7 +99,7 @@ def test_a_judge_that_is_down_leaves_the_number_out_and_says_so(judge, capsys):
     assert len(judge(by_word)[0]) == 4, "the next evaluation asks again"
 
 
-@pytest.mark.parametrize("odd", ["hm", 400])
+@pytest.mark.parametrize("odd", ["hm", f"{reply('correct')}?|length", 400])
 def test_a_reply_that_cannot_be_read_or_a_refusal_enters_no_number(judge, odd):
     judgements, asked = judge(lambda user: odd if "Rome" in user else reply("correct"))
     (numbers,) = summarize_judgements(ANSWERS, judgements, 0).values()

@@ -17,7 +17,7 @@ from memsearcher_jax.rl.config import CompleterConfig
 from memsearcher_jax.rl.rewards import completing_once
 from memsearcher_jax.rl.rollout import RolloutDriver
 from memsearcher_jax.runtime.distributed import Interrupted
-from memsearcher_jax.types import Completion, Prompt
+from memsearcher_jax.types import Completion, FinishReason, Prompt
 from tests.support import byte_tokenizer, chat_completion, make_prompt
 
 KEY = jax.random.key(0)
@@ -66,29 +66,30 @@ def test_requests_are_repeated_while_the_service_is_down_and_other_errors_are_re
             "behind": (200, {"error": {"code": 502, "message": "no provider"}}),
             "unpaid": (200, {"error": {"code": 402, "message": "no credits"}}),
             "wrong": (400, {"error": "too long"}),
+            "long": chat_completion("fi", "length"),
             "empty": chat_completion(" "),
             "other": (200, {"choices": []}),
         }
         return replies[user]
 
     url, requests = serving(behave)
-    questions = ["busy", "good", "down", "behind", "unpaid", "wrong", "empty", "other"]
+    questions = ["busy", "good", "long", "down", "behind", "unpaid", "wrong", "empty", "other"]
     completer = open_openai_completer(url, max_outage=3.0)
-    busy, good, *failed = completer.complete(list(map(prompt, questions)), KEY)
-    assert (busy, good) == (Completion("at last"), Completion("fine"))
+    busy, good, long, *failed = completer.complete(list(map(prompt, questions)), KEY)
+    assert (busy, good, long) == (Completion("at last"), Completion("fine"), Completion("fi", FinishReason.LENGTH))
     reasons = [
         'returned status 500: {"error": "no luck"}',
         'returned status 502: {"code": 502, "message": "no provider"}',
         'rejected the request with status 402: {"code": 402, "message": "no credits"}',
         "rejected the request with status 400",
-        "answered with an empty text (None)",
+        "answered with an empty text (stop)",
         "did not return a chat completion",
     ]
     for one, reason in zip(failed, reasons, strict=True):
         assert one.text == "" and reason in one.error
     request_counts = Counter(body["messages"][1]["content"] for _, _, body in requests)
     assert request_counts.pop("down") > 1 and request_counts.pop("behind") > 1
-    assert request_counts == {"busy": 3, "unpaid": 1, "wrong": 1, "empty": 1, "other": 1, "good": 1}
+    assert request_counts == {"busy": 3, "unpaid": 1, "wrong": 1, "empty": 1, "other": 1, "good": 1, "long": 1}
 
 
 def test_a_stop_interrupts_requests(serving):
@@ -143,7 +144,8 @@ def test_engine_completions_are_reproducible_and_independent_of_the_batch(driver
     completer = EngineCompleter(driver, params)
     prompts = [prompt(f"q{number}") for number in range(7)]
     completions = completer.complete(prompts, KEY)
-    assert not any(reply.error for reply in completions) and len({reply.text for reply in completions}) > 1
+    assert {reply.error for reply in completions} == {""} and len({reply.text for reply in completions}) > 1
+    assert {reply.finish for reply in completions if len(reply.text.encode()) == 6} == {FinishReason.LENGTH}
     assert completer.complete(prompts, KEY) == completions and driver.engine.scheduler.free_slots == [0, 1, 2]
     assert completer.complete(prompts[4:5], KEY) == completions[4:5]
     assert completer.complete([prompts[2]] * 2, KEY) == [completions[2]] * 2

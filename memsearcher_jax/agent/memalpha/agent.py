@@ -32,6 +32,7 @@ from memsearcher_jax.agent.memalpha.view import EvidenceRetriever
 from memsearcher_jax.agent.memalpha.workflow import StreamOutcome, memalpha
 from memsearcher_jax.types import (
     Completion,
+    FinishReason,
     Outcome,
     Problem,
     Prompt,
@@ -199,8 +200,8 @@ class Memalpha(ReadingAgent):
 
         def scored(source: str, question: StreamQuestion, answer: Completion, is_judged: bool) -> Answered:
             grade, error, score = next(grades) if is_judged else None, answer.error, None
-            if grade and not grade.text.strip():
-                error = grade.error or "the judge's completion is empty"
+            if grade and not _is_complete(grade):
+                error = grade.error or "the judge's reply is empty or cut off: raise memalpha.answer_tokens"
             if not error:
                 rule = {"evaluation": scoring.evaluation, "kind": question.kind}
                 score = question_score(source, answer.text, question.answer, grade and grade.text, **rule)
@@ -228,7 +229,7 @@ class Memalpha(ReadingAgent):
             if not content:
                 return False
             completion = next(completions)
-            return None if completion.error else parse_verdict(completion.text)
+            return parse_verdict(completion.text) if _is_complete(completion) else None
 
         return [[list(map(verdict, calls)) for calls in contents_C] for contents_C in contents_RC]
 
@@ -301,6 +302,11 @@ def _complete(complete: Complete | None, prompts: Iterator[Prompt], what: str, s
             f"{len(errors)} of {len(completions)} {what} did not come; the last failure: {errors[-1]}"
         )
     return completions
+
+
+def _is_complete(reply: Completion) -> bool:
+    """Whether a judge has said something, and to its end. A draft in a thought is no verdict."""
+    return reply.finish is not FinishReason.LENGTH and after_thoughts(reply.text).strip() not in ("", "Empty")
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -86,11 +86,12 @@ def memalpha(
 
 
 def generate_once(prompt: Prompt, max_tokens: int) -> Workflow:
-    """One context with one completion, whose text is the answer however it ended: for questions and for judges."""
+    """One context with one completion, whose text is the answer, also where it was cut off: for questions and judges."""
     completion = yield Generate(prompt, max_tokens)
     if completion.finish is FinishReason.CONTEXT_FULL:
         return Outcome(StopReason.CONTEXT_FULL, error="the prompt does not fit the context")
-    return Outcome(StopReason.ANSWERED, completion.text)
+    is_cut_off = completion.finish is FinishReason.LENGTH
+    return Outcome(StopReason.CUT_OFF if is_cut_off else StopReason.ANSWERED, completion.text)
 
 
 def describe_result(result: CallResult) -> str:

@@ -170,7 +170,7 @@ def test_a_failure_at_the_end_of_many_prompts_does_not_end_the_run(monkeypatch):
 def test_a_failed_verdict_is_counted_and_excluded_from_means():
     judge = Judge(
         broken=Completion(error="down"),
-        odd=Completion("I would say so."),
+        odd=Completion('Maybe ```json\n{"VALID": true}\n```?', FinishReason.LENGTH),
         bad=Completion('```json\n{"VALID": false}\n```'),
     )
     first = insert("fine") + insert("broken") + insert("odd") + insert("bad")
@@ -189,6 +189,8 @@ def test_a_judge_scores_the_answers_of_some_sources():
     for failing in (
         Judge(Bob=Completion(error="down"), Ann=Completion("yes")),
         Judge(Bob=Completion(" "), Ann=Completion("yes")),
+        Judge(Bob=Completion("<think>Is it yes?"), Ann=Completion("<think>No?</think>yes")),
+        Judge(Bob=Completion("Is it yes", FinishReason.LENGTH), Ann=Completion("yes")),
     ):
         (scored,) = score(trajectory(*completions("Done", "Done"), stream=stream), judge=failing)
         assert (scored.scores["accuracy"], scored.trajectory.outcome.counts["answers_failed"]) == (1.0, 1)
