@@ -54,8 +54,8 @@ def open_judge(config: CompleterConfig) -> Completer:
 def judge_answers(answers: Sequence[Answer], config: CompleterConfig, file: Path) -> dict[str, Judgement | None]:
     """The judgement of each answer by the id of its question; those in `file` are not asked for again.
 
-    No answer is not correct. None: the judge refuses the answer, or its reply is cut off or unreadable. An answer is missing if
-    the service was down. As soon as none of `max_concurrency` replies comes, no more are asked for.
+    No answer is not correct. None: the judge refuses the answer, or its reply is cut off or unreadable. An answer is
+    missing if the service was down. As soon as none of `max_concurrency` replies comes, no more are asked for.
     """
     judge = open_judge(config)
     judgements: dict[str, Judgement | None] = {}

@@ -99,7 +99,7 @@ class TeacherConfig:
     divergence over them is a loss. 0: the sampled token alone, by an advantage: the reverse divergence."""
     on: Literal["all", "wrong"] = "all"
     """Which trajectories it teaches: all, or those with a wrong answer (DGPO: arXiv 2508.20324)."""
-    coefficient: NonNegative = 1.0
+    coefficient: Positive = 1.0
     """Weight of its advantage, or of its loss."""
 
 

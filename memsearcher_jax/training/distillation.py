@@ -27,8 +27,8 @@ def is_taught(config: TeacherConfig, example: TrainingExample) -> bool:
 
 
 @jax.jit
-def advantages(batch: PackedBatch) -> tuple[PackedBatch, jax.Array]:
-    """The batch with the teacher's advantages, and the mean reverse KL divergence from the teacher, in nats per token.
+def advantages(batch: PackedBatch) -> tuple[PackedBatch, dict[str, jax.Array]]:
+    """The batch with the teacher's advantages, and the reverse KL divergence from the teacher, as `divergence_sums`.
 
     A sampled token's divergence is estimated by the policy's log-probability minus the teacher's; minus this, times
     `teacher_weight_BT`, is added to its advantage (on-policy distillation: Agarwal et al. 2024, arXiv 2306.13649; as
@@ -37,8 +37,15 @@ def advantages(batch: PackedBatch) -> tuple[PackedBatch, jax.Array]:
     assert batch.ref_logprob_BT is not None and batch.teacher_weight_BT is not None, "the objective has a teacher"
     log_ratio_BT = jnp.where(batch.mask_BT, batch.old_logprob_BT - batch.ref_logprob_BT, 0)
     advantage_BT = batch.advantage_BT - batch.teacher_weight_BT * log_ratio_BT
+    sums = divergence_sums(log_ratio_BT, batch)
     batch = replace(batch, advantage_BT=advantage_BT, teacher_weight_BT=None)
-    return constrain_rows(batch), masked.mean(log_ratio_BT, batch.count_BT)
+    return constrain_rows(batch), sums
+
+
+def divergence_sums(divergence_BT: jax.Array, batch: PackedBatch) -> dict[str, jax.Array]:
+    """`teacher_kl` in nats and `taught_tokens`, summed over the tokens that the teacher teaches."""
+    taught_BT = jnp.where(batch.teacher_weight_BT != 0, batch.count_BT, 0)
+    return {"teacher_kl": masked.weighted_sum(divergence_BT, taught_BT), "taught_tokens": jnp.sum(taught_BT)}
 
 
 def with_hint(example: TrainingExample, seq_len: int) -> TrainingExample:

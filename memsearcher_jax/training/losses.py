@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import xlogy
 
-from memsearcher_jax.training import grpo, masked
+from memsearcher_jax.training import distillation, grpo, masked
 from memsearcher_jax.training.config import TrainingConfig
 from memsearcher_jax.training.packing import PackedBatch
 
@@ -29,7 +29,8 @@ def grpo_loss(
     """policy loss + kl_coefficient * k3 divergence - entropy_coefficient * entropy, all averaged by `config.aggregate`,
     and, with the teacher's most likely tokens, the forward divergence from the teacher over these.
 
-    The metrics `kl`, `entropy` and `teacher_kl` are means over the trained tokens in nats, whatever the aggregate.
+    The metrics `kl` and `entropy` are means over the trained tokens in nats, whatever the aggregate; those of the teacher
+    are `distillation.divergence_sums`.
     """
     logprob_BT, entropy_BT, teacher_BT = scores
     loss_BT, metrics = grpo.surrogate(config, logprob_BT, batch.old_logprob_BT, batch.advantage_BT, batch.count_BT)
@@ -50,7 +51,7 @@ def grpo_loss(
         p_BTK = batch.teacher_probability_BTK
         divergence_BT = jnp.sum(xlogy(p_BTK, p_BTK), axis=-1) - teacher_BT
         loss += masked.weighted_sum(batch.teacher_weight_BT * divergence_BT, weight_BT)
-        metrics["teacher_kl"] = _token_mean(divergence_BT, batch)
+        metrics |= distillation.divergence_sums(divergence_BT, batch)
     return loss, metrics | {
         "loss": loss,
         "policy_loss": policy_loss,

@@ -81,8 +81,8 @@ class Trainer:
         `training_step`: steps of the run before this one, by which the learning rate may be planned.
 
         Returns the new state and metrics, which are means over the mini-batches that were not skipped, except those of
-        `mismatch_metrics`, which are of the first mini-batch, before any update. `skipped_updates` counts the
-        mini-batches with a gradient that was not finite.
+        `mismatch_metrics`, which are of the first mini-batch, before any update, and `teacher_kl`, in nats per token
+        that the teacher teaches. `skipped_updates` counts the mini-batches with a gradient that was not finite.
         """
         objective, teacher = self.config.objective, self.teacher
         if objective == "distill":
@@ -109,9 +109,8 @@ class Trainer:
                 batches = [replace(batch, ref_logprob_BT=x) for batch, x in zip(batches, scores, strict=True)]
             del params
             if objective != "grpo" and not teacher.top_k:
-                pairs = [distillation.advantages(batch) for batch in batches]
-                batches = [batch for batch, _ in pairs]
-                step_metrics["teacher_kl"] = float(np.mean(jax.device_get([divergence for _, divergence in pairs])))
+                batches, sums = zip(*map(distillation.advantages, batches), strict=True)
+                step_metrics |= {name: float(np.mean([one[name] for one in jax.device_get(sums)])) for name in sums[0]}
             for number, batch in enumerate(batches, start=1):
                 notify(f"mini-batch {number}/{len(batches)}")
                 state, metrics = self.update(state, batch, self.base, np.int32(training_step))
@@ -126,7 +125,12 @@ class Trainer:
                 f"{learning_rate_plan(self.config)}; set training.decay_steps to end, or to a longer time",
                 stacklevel=2,
             )
-        return state, means | step_metrics
+        means |= step_metrics
+        if taught := means.pop("taught_tokens", 0.0):
+            means["teacher_kl"] /= taught
+        else:
+            means.pop("teacher_kl", None)
+        return state, means
 
     def sequence_logprobs(
         self, params: Params, examples: Sequence[TrainingExample], rng: np.random.Generator

@@ -108,7 +108,8 @@ def test_advantages_are_the_reverse_divergence_from_the_teacher(examples, object
     by_hand = list(expected(examples, BIGGER, weights, own, teacher.coefficient, teacher.on, teacher.hint))
     for one, other in zip(found, by_hand, strict=True):
         np.testing.assert_allclose(one, other, atol=2e-5)
-    pulls = np.concatenate(list(expected(examples, BIGGER, weights, 0.0, hinted=teacher.hint)))
+    taught = [example for example in examples if teacher.on == "all" or not example.correct]
+    pulls = np.concatenate(list(expected(taught, BIGGER, weights, 0.0, hinted=teacher.hint)))
     np.testing.assert_allclose(metrics["teacher_kl"], -pulls.mean(), rtol=1e-4)
 
 
@@ -124,8 +125,11 @@ def test_the_policy_itself_teaches_where_it_is_shown_a_hint(examples, old_logpro
     for number in (0, 1, 3):
         np.testing.assert_allclose(found[number], by_hand[number], atol=2e-5)
     assert found[2] is None
-    both, _ = trained(examples, "grpo+distill", TeacherConfig(hint=True), old_logprobs=old_logprobs)
+    both, metrics = trained(examples, "grpo+distill", TeacherConfig(hint=True), old_logprobs=old_logprobs)
     np.testing.assert_array_equal(both[2], examples[2].advantage)
+    np.testing.assert_allclose(metrics["teacher_kl"], -np.concatenate([*by_hand[:2], by_hand[3]]).mean(), rtol=1e-3)
+    both, metrics = trained(examples[2:3], "grpo+distill", TeacherConfig(hint=True), old_logprobs=old_logprobs)
+    assert "teacher_kl" not in metrics
 
 
 @pytest.mark.parametrize(
@@ -146,10 +150,10 @@ def test_the_forward_divergence_over_the_most_likely_tokens_is_a_loss(examples, 
         own = distributions_of(NANO, params(NANO), example.ids)[place - 1 :]
         top = np.argsort(-shown)[:, :3]
         p, log_q = (np.take_along_axis(x, top, axis=1) for x in (np.exp(shown), own))
-        is_taught = teacher.on == "all" or not example.correct
-        divergence.append(is_taught * np.sum(p * (np.log(p) - log_q), axis=1)[example.sampled[place:]])
+        if teacher.on == "all" or not example.correct:
+            divergence.append(np.sum(p * (np.log(p) - log_q), axis=1)[example.sampled[place:]])
     divergence = np.concatenate(divergence)
-    assert divergence.sum() > 0.1
+    np.testing.assert_allclose(metrics["teacher_kl"], divergence.mean(), rtol=1e-4)
     np.testing.assert_allclose(metrics["loss"] - metrics["policy_loss"], divergence.sum(), rtol=1e-4)
 
 

@@ -86,7 +86,7 @@ def memalpha(
 
 
 def generate_once(prompt: Prompt, max_tokens: int) -> Workflow:
-    """One context with one completion, whose text is the answer, also where it was cut off: for questions and judges."""
+    """One context with one completion, whose text is the answer, also if it was cut off: for questions and judges."""
     completion = yield Generate(prompt, max_tokens)
     if completion.finish is FinishReason.CONTEXT_FULL:
         return Outcome(StopReason.CONTEXT_FULL, error="the prompt does not fit the context")
