@@ -64,13 +64,20 @@ class PlanTpu(cli.Command):
     workload: Workload = field(default_factory=Workload)
     """Assumed means of a step."""
 
+    def with_settings(self) -> PlanTpu:
+        return replace(self, workload=self.workload.of_run(self.run))
+
 
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse(PlanTpu, argv)
         config, workload = flags.run, flags.workload
+        if workload.context_tokens > (longest := config.sampling.context_tokens):
+            raise ValueError(f"--workload.context_tokens is more than sampling.context_tokens {longest}: lower it")
         if workload.shared_tokens + workload.generated_tokens > workload.context_tokens:
             raise ValueError("--workload.context_tokens is less than its shared_tokens and generated_tokens: raise it")
+        if config.rl.epochs:
+            raise ValueError("rl.epochs makes as many steps as the data holds: plan with rl.epochs 0 and rl.steps")
         if agent_of(config).needs_completers and "initial_policy" in (config.answerer.backend, config.judge.backend):
             raise ValueError("frozen answerers and judges are not planned: set their backend to openai or none")
         if flags.topology.partition(":")[0] in CHIPS:

@@ -28,6 +28,7 @@ from memsearcher_jax.launch import cli, evaluate, outputs, tpu_train
 from memsearcher_jax.logs.run_facts import has_ended, read_results
 from memsearcher_jax.report.sweep import plot_sweep, show_sweep, sweep_row
 from memsearcher_jax.runtime.inputs import own_code
+from memsearcher_jax.runtime.preemption import signals_watched
 from memsearcher_jax.runtime.run_dir import is_run, read_run_config
 
 
@@ -99,16 +100,21 @@ def code_words(config: RunConfig) -> list[str]:
 
 
 def start(program: str, folder: Path, words: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Runs or resumes a program in `folder`. Exits with its status if it fails."""
-    words = [*words, *["--resume"] * is_run(folder), "--out", str(folder)]
-    process = subprocess.Popen([sys.executable, program, *words], env=environment)
-    # The program saves for as long as it needs. Ctrl-C reaches it from the terminal, SIGTERM from here.
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-    try:
-        status = process.wait()
-    except KeyboardInterrupt:
-        process.wait()
-        raise
+    """Runs or resumes a program in `folder`. Exits with its status if it fails, and after a signal."""
+    words, came = [*words, *["--resume"] * is_run(folder), "--out", str(folder)], list[int]()
+    running = list[subprocess.Popen]()
+
+    def on_signal(number: int, frame: object) -> None:
+        came.append(number)
+        for process in running if number == signal.SIGTERM else ():  # Ctrl-C reaches it from the terminal
+            process.terminate()
+
+    with signals_watched(lambda number: None, on_signal):  # the program saves for as long as it needs
+        running.append(subprocess.Popen([sys.executable, program, *words], env=environment))
+        if signal.SIGTERM in came:  # before it ran
+            running[0].terminate()
+        status = running[0].wait()
     if status:
         raise SystemExit(status)
+    if came:  # when the program had ended
+        raise KeyboardInterrupt

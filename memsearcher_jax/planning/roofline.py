@@ -9,11 +9,12 @@ gradients; exchanges of activations along the axis "tensor" are left out. The la
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from memsearcher_jax.config import RunConfig
+from memsearcher_jax.config import RunConfig, agent_of
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.planning.flops import forward_flops, training_flops
 from memsearcher_jax.planning.hlo import Work
@@ -45,17 +46,18 @@ CHIPS = {
     "tpu7x": Chip(1_153e12, 1.75e9, 94.74 * GIB, 3_690e9, 300e9, 4, devices=2),
 }
 # SXM cards: dense bfloat16, HBM3 and HBM3e, NVLink in one direction, of nvidia.com/en-us/data-center/h100 and h200;
-# clock: of the boost. hbm_bytes: what nvidia-smi shows, of which JAX takes 75 % (XLA_PYTHON_CLIENT_MEM_FRACTION).
+# clock: of the boost. hbm_bytes: what nvidia-smi shows, of which `Topology.of` takes the share that JAX takes.
 GPUS = {
-    "h100": Chip(989e12, 1.98e9, 0.75 * 79.65 * GIB, 3_350e9, 450e9, 1),
-    "h200": Chip(989e12, 1.98e9, 0.75 * 140.4 * GIB, 4_800e9, 450e9, 1),
+    "h100": Chip(989e12, 1.98e9, 79.65 * GIB, 3_350e9, 450e9, 1),
+    "h200": Chip(989e12, 1.98e9, 140.4 * GIB, 4_800e9, 450e9, 1),
 }
+MEMORY_SHARES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # JAX still reads the old name
 NETWORK_BANDWIDTH = 50e9  # bytes per second of a GPU to other hosts, over InfiniBand of 400 Gb/s
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The assumed means of a step. Defaults: the lengths of benchmarks/workload.py."""
+    """The assumed means of a step. Defaults: the lengths of benchmarks/workload.py, see `of_run`."""
 
     contexts: Positive = 3.5
     """Contexts per trajectory."""
@@ -74,6 +76,17 @@ class Workload:
     """Share of a packed row that holds tokens."""
     efficiency: PositiveFraction = 0.45
     """Share of the roofline that a run reaches."""
+
+    def of_run(self, config: RunConfig) -> Workload:
+        """With the defaults as the run's contexts can be: a shorter one has as much less of each kind of token."""
+        likely = ONE_CONTEXT if agent_of(config).has_one_context else Workload()
+        share = min(config.sampling.context_tokens / likely.context_tokens, 1.0)
+        values = {name: value * (share if name.endswith("_tokens") else 1.0) for name, value in asdict(likely).items()}
+        return Workload(**values | {name: x for name, x in asdict(self).items() if x != getattr(Workload, name)})
+
+
+ONE_CONTEXT = Workload(1.0, 2_310.0, 315.0, 465.0, 775.0, 1_550.0)
+"""The same turns in one context, which has no memories."""
 
 
 class Phase(NamedTuple):
@@ -108,8 +121,10 @@ class Topology:
         """A slice of a generation in `CHIPS`, or cards in `GPUS`; `shape`: the chips along each axis."""
         chip = (CHIPS | GPUS)[generation]
         bandwidth = chip.ici_bandwidth * (1 if all(length >= chip.ring_chips for length in shape) else 0.5)
-        if generation in GPUS and len(devices) > len(host_devices):
-            bandwidth = NETWORK_BANDWIDTH
+        if generation in GPUS:
+            share = next((value for name in MEMORY_SHARES if (value := os.environ.get(name))), "0.75")
+            chip = replace(chip, hbm_bytes=chip.hbm_bytes * float(share))
+            bandwidth = bandwidth if len(devices) == len(host_devices) else NETWORK_BANDWIDTH
         return cls(chip, devices, host_devices, bandwidth)
 
     @property

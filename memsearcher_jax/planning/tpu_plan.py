@@ -105,8 +105,7 @@ def resident_memory(config: RunConfig, meshes: Meshes) -> ResidentMemory:
 def training_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iterator[Program]:
     """The update, and the log-probabilities of reference, old policy and teacher. Raises DoesNotFitError."""
     mesh, memory, temperature = meshes.train, resident_memory(config, meshes), config.sampling.temperature
-    steps = 1 if config.rl.epochs else config.rl.steps  # how long the rate rises or falls costs nothing
-    training = with_plan(config.training, learning_rate_plan(config.training, steps))
+    training = with_plan(config.training, learning_rate_plan(config.training, config.rl.steps))
     model, passes = sharding.select_attention(config.model, mesh, training.seq_len), scoring_passes(config)
     # Outside jax.set_mesh: optax creates arrays to find out what its state holds, and the devices may not exist.
     state = update.abstract_state(model, update.make_optimizer(training), mesh)

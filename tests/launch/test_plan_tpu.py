@@ -76,9 +76,9 @@ def test_gpus_are_planned_by_formula(tmp_path, capsys):
     """Their rates are those of NVIDIA's data sheets. The weights in bfloat16 of 7B have 15.2 GB."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "JAX_"))}
 
-    def run(flags):
+    def run(flags, **share):
         command = [sys.executable, plan_tpu.__file__, *flags.split(), "--json", str(tmp_path / "x.json")]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        done = subprocess.run(command, env=environment | share, capture_output=True, text=True)
         return done.returncode, done.stdout, json.loads((tmp_path / "x.json").read_text())
 
     status, output, plan = run("--config qwen7b --topology h200:8")
@@ -86,8 +86,13 @@ def test_gpus_are_planned_by_formula(tmp_path, capsys):
     assert plan["resident"]["state"] == pytest.approx(12 * PARAMS_7B / 8, rel=0.01)
     phases = {phase["name"]: phase for phase in plan["roofline"]["phases"]}
     assert phases["update"]["bound"] == "compute" and phases["decode"]["bound"] == "memory"
-    status, output, plan = run("--config qwen7b --topology h100:1 --sampling.tensor 1")
-    assert status == plan_tpu.DOES_NOT_FIT and "does not fit: update needs at least" in output and not plan["fits"]
+    status, output, plan = run("--config qwen7b --topology h100:1 --sampling.tensor 1", XLA_CLIENT_MEM_FRACTION=".9")
+    assert (
+        "1 devices with 76.97 GB each" in output
+        and status == plan_tpu.DOES_NOT_FIT
+        and "does not fit: update needs at least" in output
+        and not plan["fits"]
+    )
 
 
 def test_a_program_without_text_is_named_and_its_operations_are_unknown(monkeypatch, capsys):
@@ -103,9 +108,22 @@ def test_a_program_without_text_is_named_and_its_operations_are_unknown(monkeypa
     assert re.search(r"decode \d+\.\d\d \d+\.\d\d 0\.00 \? memory", output)
 
 
-def test_a_workload_whose_contexts_do_not_hold_its_tokens_is_refused(refused):
-    line = refused(plan_tpu.main, ["--config", "nano", "--topology", "h100:1", "--workload.shared_tokens", "1340"])
-    assert "--workload.context_tokens is less than its shared_tokens and generated_tokens" in line
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (
+            "--workload.shared_tokens 1340",
+            "--workload.context_tokens is less than its shared_tokens and generated_tokens",
+        ),
+        (
+            "--workload.context_tokens 800",
+            "--workload.context_tokens is more than sampling.context_tokens 768: lower it",
+        ),
+        ("--rl.epochs 2", "rl.epochs makes as many steps as the data holds"),
+    ],
+)
+def test_a_step_that_the_run_cannot_have_is_refused(flags, line, refused):
+    assert line in refused(plan_tpu.main, ["--config", "nano", "--topology", "h100:1", *flags.split()])
 
 
 @pytest.mark.parametrize("flag", ["agent.workflow", "reward.function"])

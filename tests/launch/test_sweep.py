@@ -1,6 +1,8 @@
 """launch/sweep.py: a run and an evaluation for each value, and a stopped sweep continues."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 
@@ -54,6 +56,15 @@ def test_flags_that_tyro_refuses_are_named_before_the_first_run(misused, tmp_pat
         argv = ["--setting", setting, "--out", tmp_path / "out", "--", "--data.test", "q.jsonl"]
         assert name in misused(sweep.main, [*argv, "--retrieval.corpus", "c.jsonl"])
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_at_the_end_of_a_program_starts_no_other(number, tmp_path):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background of a shell ignore it
+    source = f"import os, signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.kill(os.getppid(), {number})\n"
+    (program := tmp_path / "program.py").write_text(source)
+    with pytest.raises(KeyboardInterrupt):
+        sweep.start(program, tmp_path, [], os.environ)
 
 
 def test_a_run_of_other_settings_is_not_reported_as_one_of_these(small, tmp_path, refused):

@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from benchmarks.workload import SYSTEM, make_workload
+from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.launch.cli import load_preset
 from memsearcher_jax.model.config import MeshConfig
@@ -149,7 +150,7 @@ def test_operations_take_time_of_their_own():
 def test_the_default_workload_is_that_of_the_benchmarks():
     """Each number is the mean of a drawn workload, to the error of the draws."""
     workload, plans = Workload(), make_workload(2_000, 1, 100)
-    contexts = generated = prefilled = 0
+    contexts = generated = prefilled = thought = read = 0
     for plan in plans:
         memory = 0
         for number, turn in enumerate(plan.turns, start=1):
@@ -160,7 +161,20 @@ def test_the_default_workload_is_that_of_the_benchmarks():
                 generated += turn.memory
             memory = turn.memory
         contexts += len(plan.turns)
+        thought += sum(turn.think for turn in plan.turns)
+        read += len(plan.before) - SYSTEM + len(plan.after) + sum(len(turn.observation) for turn in plan.turns[:-1])
     assert workload.contexts == pytest.approx(contexts / len(plans), abs=0.05)
     assert workload.generated_tokens == pytest.approx(generated / contexts, abs=5)
     assert workload.prefilled_tokens == pytest.approx(prefilled / contexts, abs=5)
     assert workload.context_tokens == pytest.approx(SYSTEM + (prefilled + generated) / contexts, abs=10)
+    react = Workload().of_run(replace(CONFIG, agent=AgentConfig(workflow="react")))
+    assert (react.contexts, react.context_tokens) == (1, pytest.approx(SYSTEM + (thought + read) / len(plans), abs=30))
+    assert react.generated_tokens == pytest.approx(thought / len(plans), abs=10)
+
+
+def test_the_default_workload_fits_the_contexts_of_the_run():
+    """A context of `tiny` holds 360 tokens. What is given stays."""
+    tiny = Workload(generated_tokens=40).of_run(load_preset("tiny"))
+    assert (tiny.contexts, tiny.context_tokens, tiny.generated_tokens) == (3.5, 360, 40)
+    assert tiny.prefilled_tokens == pytest.approx(640 * 360 / 1_340)
+    assert Workload().of_run(CONFIG) == Workload()
