@@ -129,7 +129,7 @@ def build_shard(flags: BuildIndex, out: Path, shard: BuildShard) -> dict[str, An
 
 def search_flags(config: RetrievalConfig, index: Path) -> str:
     """The settings of a run that searches the index, quoted for a shell. Settings with default values are omitted."""
-    same = ("method", "encoder_prompts", "index_type", "max_query_tokens")
+    same = ("method", "encoder_prompts", "index_type", "max_query_tokens", "max_passage_tokens")
     values = {"index": index, "encoder": config.encoder}
     values |= {name: getattr(config, name) for name in same if getattr(config, name) != getattr(RetrievalConfig, name)}
     return " ".join(f"--retrieval.{name} {shlex.quote(str(value))}" for name, value in values.items())

@@ -21,7 +21,7 @@ from memsearcher_jax.retrieval.corpus import Corpus, open_corpus
 from memsearcher_jax.retrieval.ranking import NOTHING, Ranking, top_k
 from memsearcher_jax.retrieval.vector_files import EmbeddingShards
 
-FORMAT = 8  # of the folder; incremented when older readers would misread it
+FORMAT = 9  # of the folder; incremented when older readers would misread it
 EMBEDDINGS, STATE, TREE = "embeddings", "encoder.npz", "scann"
 MAX_BLOCK_SCORES = 1 << 26  # scores that exact search keeps in memory
 MAX_BLOCK_FLOATS = 1 << 26  # floats of vectors that it reads from disk at a time
@@ -78,12 +78,15 @@ class StoredIndex:
     encoder_state: Mapping[str, np.ndarray]
 
 
-def open_index(directory: Path, *, encoder: str, index_type: Literal["scann", "exact"] = "scann") -> StoredIndex:
+def open_index(
+    directory: Path, *, encoder: str, index_type: Literal["scann", "exact"] = "scann", max_passage_tokens: int = 0
+) -> StoredIndex:
     """Open a folder that `build_index` wrote; texts are memory-mapped.
 
     Args:
       encoder: name of the encoder of the queries; must be that of the passages.
       index_type: "exact" opens every folder with vectors; "scann" only a folder built for it.
+      max_passage_tokens: must be that of the build; 0 for an encoder without tokens.
 
     Raises:
       FileNotFoundError, ValueError: one line with the reason and the way out.
@@ -95,6 +98,9 @@ def open_index(directory: Path, *, encoder: str, index_type: Literal["scann", "e
     if vectors["encoder"] != encoder:
         reason = f'was built with encoder "{vectors["encoder"]}", not "{encoder}"'
         raise ValueError(f"{directory}: {reason}: set retrieval.encoder and encoder_prompts as then, or rebuild it")
+    if max_passage_tokens and vectors["max_passage_tokens"] != max_passage_tokens:
+        reason = f"was built with max_passage_tokens {vectors['max_passage_tokens']}, not {max_passage_tokens}"
+        raise ValueError(f"{directory}: {reason}: set retrieval.max_passage_tokens as then, or rebuild it")
     if index_type == "scann" and manifest["index_type"] != "scann":
         raise ValueError(f"{directory}: was built for exact search: set retrieval.index_type to exact, or rebuild it")
     with explain_damage(directory):

@@ -13,7 +13,11 @@ from memsearcher_jax.retrieval.hashing_encoder import fit_hashing
 
 
 @pytest.mark.parametrize(
-    "flags", [["--retrieval.index_type", "exact"], ["--config", "qwen7b", "--retrieval.encoder", "hashing"]]
+    "flags",
+    [
+        ["--retrieval.index_type", "exact"],
+        ["--config", "qwen7b", "--retrieval.encoder", "hashing", "--retrieval.max_passage_tokens", "9"],
+    ],
 )
 def test_the_printed_flags_search_the_index(flags, corpus, tmp_path, capsys):
     out = tmp_path / "it's an index"
@@ -25,6 +29,7 @@ def test_the_printed_flags_search_the_index(flags, corpus, tmp_path, capsys):
     assert json.loads((tmp_path / "j").read_text())["passages"] == 20
     printed = shlex.split(output.out.partition("; search it with ")[2])
     assert ["--retrieval.index", str(out), "--retrieval.encoder", "hashing"] == printed[:4]
+    assert ("--retrieval.max_passage_tokens" in printed) == ("9" in flags)
     served = cli.parse(serve_search.Serve, ["--config", "qwen7b", *printed])
     (results,) = serve_search.make_searcher(served, tmp_path).search(["Town 13"], 1)
     assert results[0].title == "Town 13"

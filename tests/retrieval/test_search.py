@@ -193,8 +193,10 @@ def test_an_encoder_with_separate_queries_and_passages(tmp_path):
     config = RetrievalConfig(encoder="folder", index_type="exact")
     searcher = open_searcher(config, tmp_path / "index", PASSAGES, load)
     assert [hits[0].title for hits in searcher.search(["Oslo", "Bari"], 1)] == ["Turin", "Oslo"]
-    with pytest.raises(ValueError, match=r'was built with encoder "shifted:folder", not "shifted:other"'):
-        open_searcher(replace(config, encoder="other"), tmp_path / "index", PASSAGES, load)
+    reasons = 'encoder "shifted:folder", not "shifted:other"', "max_passage_tokens 512, not 9"
+    for changes, reason in zip(({"encoder": "other"}, {"max_passage_tokens": 9}), reasons, strict=True):
+        with pytest.raises(ValueError, match=f"was built with {reason}"):
+            open_searcher(replace(config, **changes), tmp_path / "index", PASSAGES, load)
     with pytest.raises(ValueError, match=r"retrieval.encoder 'folder' .* hashing"):
         open_searcher(config, tmp_path / "index", PASSAGES)
 

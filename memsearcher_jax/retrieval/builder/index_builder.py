@@ -156,8 +156,8 @@ class _VectorBuild:
         """Record which vectors are made, or check that they are the same; return their entries of the manifest."""
         embeddings = None if self.precomputed is None else self._checked(self.precomputed)
         vectors = {"encoder": self.model.name, "size": self.shards.size, "dtype": self.shards.dtype}
+        vectors["max_passage_tokens"] = self.config.max_passage_tokens
         build = {"checksum": self.corpus.checksum, "embeddings": embeddings, **vectors}
-        build["max_passage_tokens"] = self.config.max_passage_tokens
         if (self.staging / BUILD).exists():
             stored = json.loads((self.staging / BUILD).read_text())
             for name, value in build.items():
