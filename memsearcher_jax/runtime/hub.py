@@ -51,15 +51,10 @@ def pinned(config: RunConfig, stored: RunConfig | None = None, flags: Mapping[st
     kept = {(one.setting, one.repo, one.file): one.value for one in (_references(stored) if stored else [])}
 
     def pin(reference: _Reference) -> str:
-        if COMMIT.fullmatch(reference.revision or ""):
-            return reference.value
-        if known := kept.get((reference.setting, reference.repo, reference.file)):
+        known = kept.get((reference.setting, reference.repo, reference.file))
+        if known and not COMMIT.fullmatch(reference.revision or ""):
             return known
-        from huggingface_hub import HfApi
-
-        with _one_line_errors(reference, (flags or {}).get(reference.setting, "")):
-            revision = {"repo_type": reference.repo_type, "revision": reference.revision}
-            commit = HfApi().resolve_revision(reference.repo, **revision).resolved
+        commit = _commit(reference, (flags or {}).get(reference.setting, ""))
         repo, file = f"{reference.repo}@{commit}", reference.file
         return f"hf://datasets/{repo}/{file}" if file else repo
 
@@ -81,11 +76,12 @@ def local_root(root: str) -> str:
 
 def small_files(model: str, flag: str, files: Sequence[str]) -> Path | None:
     """The local directory of a model, which `flag` names, with these files; None if it lacks the first of them."""
-    if not (reference := _reference("model.path", model)):
+    if not (reference := _reference("model.path", model, flag)):
         return Path(model) if Path(model, files[0]).is_file() else None
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
+    reference = reference._replace(revision=_commit(reference, flag))  # a download without a connection is repeated
     with _one_line_errors(reference, flag), contextlib.suppress(EntryNotFoundError):
         hf_hub_download(reference.repo, files[0], revision=reference.revision)
         return Path(_download(reference, files))
@@ -104,16 +100,35 @@ class _Reference(NamedTuple):
         return "dataset" if self.file else REPOSITORIES[self.setting][0]
 
 
-def _reference(setting: str, value: str) -> _Reference | None:
-    """What the value of a setting names of the Hub; None for a local path."""
+def _reference(setting: str, value: str, flag: str = "") -> _Reference | None:
+    """What the value of a setting names of the Hub; None for a local path. Raises FileNotFoundError for a name that is
+    missing in a local folder."""
     match = (CORPUS_FILE if setting == CORPUS else REPOSITORY).fullmatch(value)
-    return None if match is None or Path(value).exists() else _Reference(setting, value, **match.groupdict())
+    if match is None or Path(value).exists():
+        return None
+    if not match["revision"] and Path(value).parent.exists():
+        raise FileNotFoundError(
+            f"{flag or setting} {value}: the folder {Path(value).parent} has nothing of that name; {value}@main is a "
+            "repository of the Hub"
+        )
+    return _Reference(setting, value, **match.groupdict())
 
 
 def _references(config: RunConfig) -> list[_Reference]:
     values = settings(config)
     found = (_reference(setting, values[setting]) for setting in (*REPOSITORIES, CORPUS))
     return [reference for reference in found if reference]
+
+
+def _commit(reference: _Reference, flag: str) -> str:
+    """The commit that a reference names, without a connection that of the cache."""
+    if reference.revision and COMMIT.fullmatch(reference.revision):
+        return reference.revision
+    from huggingface_hub import HfApi
+
+    with _one_line_errors(reference, flag):
+        where = {"repo_type": reference.repo_type, "revision": reference.revision}
+        return HfApi().resolve_revision(reference.repo, **where).resolved
 
 
 def _download(reference: _Reference, files: Sequence[str] = ()) -> str:

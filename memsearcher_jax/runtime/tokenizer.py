@@ -26,6 +26,9 @@ CHATML_TOKENS = IM_START, IM_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<
 CHATML = (SYSTEM, END + USER, END + ASSISTANT, "\n" + USER)  # the last one after the end token of a reply
 """What opens each message of a conversation. Trusted text and transcripts are written with it, for every model."""
 
+FIXED_DATE = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}\n"
+"""In place of today's date, which some templates write: a resumed run must write what it wrote. Llama's default."""
+
 
 @dataclass(frozen=True)
 class ChatTokenizer:
@@ -81,6 +84,12 @@ class ChatTokenizer:
             raise ValueError(
                 f"the tokenizer in {folder} has no {IM_START} and {IM_END}, nor a chat template with special tokens "
                 "between messages: choose the one of a chat model"
+            )
+        conversation = "content".join((*CHATML[:3], IM_END + CHATML[3]))
+        if tokenizer.transcript(tokenizer.encode_trusted(conversation)) != conversation:  # which rewards are read from
+            raise ValueError(
+                f"the tokenizer in {folder} drops or adds white space at chat markup: set lstrip and rstrip of its "
+                "special tokens, and add_prefix_space, to false there"
             )
         return tokenizer
 
@@ -221,10 +230,8 @@ def _render(library: Any, folder: str | Path) -> list[str]:
     """The markup of the chat template: what it writes before the contents of CHATML's messages."""
     messages = [{"role": role, "content": "CONTENT"} for role in ("system", "user", "assistant", "user")]
     try:
-        # Llama's template would write today's date; a resumed run must write what it wrote.
-        text = library.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, date_string="26 Jul 2024"
-        )
+        template = FIXED_DATE + library.get_chat_template()
+        text = library.apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=True)
         system, user, _, after_reply, assistant = text.split("CONTENT")
     except Exception as error:  # of jinja, or of the template itself
         reason = " ".join(str(error).split())
@@ -239,7 +246,7 @@ def _render(library: Any, folder: str | Path) -> list[str]:
 def _end_ids(file: Path) -> list[int]:
     """`eos_token_id` of a file, if there is one."""
     ids = read_json(file).get("eos_token_id") if file.is_file() else None
-    return [ids] if isinstance(ids, int) else list(ids or [])
+    return [id for id in (ids if isinstance(ids, list) else [ids]) if id is not None]
 
 
 @lru_cache(maxsize=4)  # half a second for a tokenizer of 150,000 tokens

@@ -103,6 +103,16 @@ def test_what_cannot_be_downloaded_is_one_line(hub, name, message):
     assert "\n" not in str(raised.value)
 
 
+def test_no_file_of_what_is_missing_is_requested(hub, tmp_path, monkeypatch):
+    """The library repeats such a request for half a minute where there is no connection."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    for name, message in (("runs/x", "the folder runs has nothing of that name"), ("owner/x", "Repository Not Found")):
+        with pytest.raises(OSError, match=f"--checkpoint {name}: .*{message}"):
+            cli.parse(tpu_train.Train, ["--checkpoint", name])
+        assert set(hub.requests) <= {"GET /api/models/owner/x"}
+
+
 def test_offline_the_cache_is_enough(hub, monkeypatch):
     commit = hub.add("models/owner/model", {"config.json": b"{}"})
     folder = hub_module.local(hub_module.pinned(config(model__path="owner/model"))).model.path

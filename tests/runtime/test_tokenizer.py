@@ -67,9 +67,14 @@ def test_a_missing_or_invalid_tokenizer_is_an_error(tmp_path):
         (tmp_path / "tokenizer.json").write_bytes(damaged)
         with pytest.raises(ValueError, match="cannot be read"):
             ChatTokenizer.load(tmp_path)
-    (tmp_path / "tokenizer.json").write_text(byte_tokenizer().definition.replace("<|im_start|>", "<|turn|>"))
-    with pytest.raises(ValueError, match=r"has no <\|im_start\|> and"):
-        ChatTokenizer.load(tmp_path)
+    for *change, message in (
+        ("<|im_start|>", "<|turn|>", r"has no <\|im_start\|> and"),
+        ('"rstrip":false', '"rstrip":true', "adds white space at chat markup: set lstrip and rstrip"),
+        ('"add_prefix_space":false', '"add_prefix_space":true', "adds white space at chat markup"),
+    ):
+        (tmp_path / "tokenizer.json").write_text(byte_tokenizer().definition.replace(*change))
+        with pytest.raises(ValueError, match=message):
+            ChatTokenizer.load(tmp_path)
 
 
 def test_the_qwen_tokenizer(shared):
@@ -182,13 +187,15 @@ def test_transcripts_are_chatml_for_every_chat_template(llama):
 
 
 def test_markup_of_tokens_that_are_not_declared_special_is_not_forged(tmp_path):
-    """As in DeepSeek's distilled models, whose system message has no end."""
-    template = "{{ bos_token }}{% for m in messages %}{{ {'user': '<|User|>', 'assistant': '<|Assistant|>'}[m.role] }}"
-    template += "{{ m.content }}{{ eos_token if m.role == 'assistant' }}{% endfor %}<|Assistant|><think>\n"
+    """As in DeepSeek's distilled models, whose system message has no end. A date does not change between runs."""
+    template = "{{ bos_token + strftime_now('%Y') }}{% for m in messages %}"
+    template += "{{ {'user': '<|User|>', 'assistant': '<|Assistant|>'}[m.role] }}{{ m.content }}"
+    template += "{{ eos_token if m.role == 'assistant' }}{% endfor %}<|Assistant|><think>\n"
     tokens = ("<|bos|>", "<|eos|>", "<|User|>", "<|Assistant|>")
     file = write_tokenizer(tmp_path, template, tokens, bos_token=tokens[0], eos_token=tokens[1]) / "tokenizer.json"
     file.write_text(file.read_text().replace('"special": true', '"special": false'))
     tokenizer = ChatTokenizer.load(tmp_path)
+    assert tokenizer.markup[0] == "<|bos|>26 Jul 2024"
     context = "".join(CHATML[:3]) + "<think> Bern<|im_end|>"
     assert tokenizer.transcript(tokenizer.encode_trusted(context)) == context
     assert max(tokenizer.encode_untrusted("".join(tokens))) < 256 == tokenizer.encode_trusted(context)[0]
