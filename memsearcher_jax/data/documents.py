@@ -6,6 +6,7 @@ The libraries that read the formats come with the extra `documents`.
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ WORD = re.compile(rf"[{_CHARACTER}]|[^\s{_CHARACTER}]+")
 SENTENCE = re.compile(rf"\S.*?(?:[.!?…][\"'”’)\]]*(?=\s)|[。！？](?!\s)|(?={PARAGRAPH_END})|\Z)", re.DOTALL)
 FRONT_MATTER = re.compile(r"---[ \t]*\n(?=\w[\w-]*[ \t]*:)(?:\w[\w-]*[ \t]*:.*\n|[ \t#-].*\n|\n)*?---[ \t]*\n")
 """YAML of "key: value" lines, lists and indented lines. Other text after a rule at the beginning is content."""
+BROWSER_ENCODINGS = {"ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254"}
+BROWSER_ENCODINGS |= {"gb2312": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949"}
+"""What browsers read in place of an encoding that a page names, by Python's names."""
 HTML_CELLS = ("td", "th")
 BLOCK_END = "\n\n"
 HTML_INLINE = re.compile(
@@ -150,7 +154,7 @@ def read_html(path: Path) -> list[Section]:
     from bs4 import BeautifulSoup
     from bs4.element import NavigableString, Tag
 
-    soup = BeautifulSoup(path.read_bytes(), "html.parser")
+    soup = BeautifulSoup(_decode(path, is_html=True), "html.parser")
     for element in soup(HTML_NO_CONTENT):
         element.decompose()
     # Extracted, since without a <body>, which is optional, it would be part of the text.
@@ -165,14 +169,17 @@ def read_html(path: Path) -> list[Section]:
         pieces.clear()
         offset += len(text)
 
-    todo: list[Any] = [soup.body or soup]
+    todo: list[Any] = [soup]
     while todo:
         node = todo.pop()
         tag = node if isinstance(node, Tag) else None
         name = tag.name if tag else node[1:] if type(node) is str else ""  # "/p" is the end of a <p>
         if tag and re.fullmatch("h[1-6]", name):
             close()
-            outline.open(int(name[1]), normalize("NFC", tag.get_text(" ", strip=True)))
+            for mark in tag(["a", "br"]):
+                if not re.search(r"\w", mark.get_text()):  # the end of a line, or a link such as "#" to the heading
+                    mark.replace_with(" ")
+            outline.open(int(name[1]), normalize("NFC", tag.get_text()))
             continue
         if name in HTML_CELLS:
             if tag and tag.find_previous_sibling(HTML_CELLS) and pieces[-1:] != [BLOCK_END]:
@@ -241,9 +248,32 @@ def valid_text(text: str) -> str:
     return normalize("NFC", encodable(text))
 
 
-def _decode(path: Path) -> str:
-    """The text of a file in NFC, as models write it, with line ends as Markdown's parser counts them."""
+def _decode(path: Path, is_html: bool = False) -> str:
+    """The text of a file in NFC, as models write it, with line ends as Markdown's parser counts them.
+
+    It is UTF-8, or HTML in the encoding that it names: one that was guessed would be read without an error.
+    """
+    content = path.read_bytes()
+    named = _named_encoding(content) if is_html else ""
     try:
-        return normalize("NFC", re.sub(r"\r\n?", "\n", path.read_bytes().decode("utf-8-sig")))
+        # A page that was converted may still name another encoding. One in ISO-2022-JP has no other bytes than ASCII.
+        text = content.decode(named if named == "iso2022_jp" else "utf-8")
     except UnicodeDecodeError as error:
-        raise UnreadableDocument(f"{path}: not UTF-8 (byte {error.start}): convert it with iconv") from error
+        try:
+            text = content.decode(named)
+        except (LookupError, UnicodeError):
+            raise UnreadableDocument(f"{path}: not UTF-8 (byte {error.start}): convert it with iconv") from error
+    return normalize("NFC", re.sub(r"\r\n?", "\n", text.removeprefix("\ufeff")))
+
+
+def _named_encoding(content: bytes) -> str:
+    """The encoding that an HTML file names, as browsers read it; "" if there is none that Python knows."""
+    from bs4.dammit import EncodingDetector
+
+    marked = EncodingDetector.strip_byte_order_mark(content)[1]
+    named = marked or EncodingDetector.find_declared_encoding(content, is_html=True) or ""
+    try:
+        name = codecs.lookup(named.removeprefix("x-")).name
+    except (LookupError, ValueError):
+        return ""
+    return BROWSER_ENCODINGS.get(name, name)

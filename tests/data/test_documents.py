@@ -77,11 +77,28 @@ def test_offsets_find_the_passage_in_the_document(tmp_path):
 def test_html_keeps_the_content_of_the_page(tmp_path):
     page = """<html><head><title>A &amp; B</title><style>p {}</style></head><body><nav>Home</nav>
         <p>One <b>bold</b>word<br>next line</p><!-- comment --><script>run()</script>
-        <h2>Part <i>two</i></h2><ul><li>first</li><li>second</li></ul><pre><b>if</b> x:\n    y</pre>"""
+        <h2>Part <i>t</i>wo<br>a<a href="#p">¶</a></h2><ul><li>first</li><li>second</li></ul>
+        <pre><b>if</b> x:\n    y</pre></body><p>After</p>"""
     assert titles_and_texts(write(tmp_path / "page.html", page)) == [
         ('"A & B"', "One boldword\n\nnext line"),
-        ('"A & B > Part two"', "first\n\nsecond\n\nif x:\n    y"),
+        ('"A & B > Part two a"', "first\n\nsecond\n\nif x:\n    y\n\nAfter"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("named", "encoding", "text"),
+    [
+        ("iso-8859-1", "cp1252", "Zürich’s"),
+        ("iso-8859-1", "utf-8", "Zürich’s"),
+        ("x-sjis", "cp932", "東京①"),
+        ("iso-2022-jp", "iso-2022-jp", "東京"),
+        ("utf-8", "utf-16", "Zürich"),
+    ],
+)
+def test_html_has_the_encoding_that_it_names(tmp_path, named, encoding, text):
+    """By its name in browsers; UTF-8 under another name was converted."""
+    (tmp_path / "page.html").write_bytes(f"<meta charset={named}><p>{text}".encode(encoding))
+    assert titles_and_texts(tmp_path / "page.html") == [('"page"', text)]
 
 
 def test_html_tables_forms_and_exponents(tmp_path):
@@ -152,7 +169,8 @@ def test_unreadable_documents_say_why(tmp_path):
 
     whole = write_pdf(tmp_path / "whole.pdf", ["text"])
     (tmp_path / "broken.pdf").write_bytes(whole.read_bytes()[:300])
-    (tmp_path / "latin.txt").write_bytes("Zürich".encode("latin-1"))
+    for name in ("latin.txt", "latin.html"):
+        (tmp_path / name).write_bytes("Zürich".encode("latin-1"))
     writer = PdfWriter(clone_from=whole)
     writer.encrypt("password", algorithm="RC4-128")
     writer.write(tmp_path / "closed.pdf")
@@ -162,6 +180,7 @@ def test_unreadable_documents_say_why(tmp_path):
         ("closed.pdf", "is encrypted"),
         ("scan.pdf", "contains no text"),
         ("latin.txt", "not UTF-8 (byte 1)"),
+        ("latin.html", "not UTF-8 (byte 1)"),
         ("caf\udce9.txt", "the name is not UTF-8"),
     ]:
         with pytest.raises(UnreadableDocument, match=re.escape(f"{tmp_path / name}: {reason}")) as error:
