@@ -48,7 +48,8 @@ class LocalSource:
         return {"passages": len(self.corpus)}
 
     def search(self, queries: list[str], top_n: int) -> list[list[Passage]]:
-        rankings = self.retriever.search(queries, top_n)
+        # On one line: the first of several is the title of a passage.
+        rankings = self.retriever.search([" ".join(query.split()) for query in queries], top_n)
         return [list(map(self.corpus.passage, ids_N.tolist(), scores_N.tolist())) for ids_N, scores_N in rankings]
 
 

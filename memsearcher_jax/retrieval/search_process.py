@@ -91,6 +91,9 @@ class SearchProcess:
         except TimeoutError:
             self._open(REOPEN_TIMEOUT)
             raise
+        except KeyboardInterrupt:  # the answer, which still comes, would be taken for that of the next search
+            _kill(self._processes)
+            raise
         finally:
             self._lock.release()
 

@@ -156,6 +156,7 @@ def test_results_do_not_depend_on_the_batch(tmp_path, method):
     together = searcher.search(queries, 3)
     assert together == [Searcher(searcher.source).search([query], 3)[0] for query in queries]
     assert together[0][0].title == "Lyon" and together[2] == []
+    assert searcher.search(["France\n Italy Norway"], 3)[0] == together[5]
 
 
 def test_bm25_over_an_index_needs_no_encoder(tmp_path):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_results_are_those_of_a_search_in_this_process(tmp_path, method, model):
         searcher.search(["Rome"], 1)
 
 
-def test_a_process_that_hangs_or_dies_is_replaced(config, tmp_path):
+def test_a_process_that_hangs_dies_or_is_interrupted_is_replaced(config, tmp_path, monkeypatch):
     source = SearchProcess(config, tmp_path / "index", timeout=30.0)
     found = source.search(["Oslo"], 1)
     os.kill(source._child.process.pid, signal.SIGSTOP)
@@ -67,6 +68,10 @@ def test_a_process_that_hangs_or_dies_is_replaced(config, tmp_path):
     source._child.process.wait()
     assert not source.is_healthy
     assert source.search(["Oslo"], 1) == found and source.is_healthy
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(source._child, "_lines", Mock(**{"readline.side_effect": KeyboardInterrupt}))
+        source.search(["Turin"], 1)
+    assert source.search(["Oslo"], 1) == found
 
 
 def test_errors_of_opening_are_those_of_this_process(config, tmp_path):

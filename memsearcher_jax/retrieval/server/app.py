@@ -42,8 +42,8 @@ log = logging.getLogger(__name__)
 
 SearchFn = Callable[[list[str], int], list[list[Passage]]]
 
-# Defaults are those of the original servers, which also ignore unknown fields.
-Count = Annotated[int, Field(ge=1, strict=True)]
+# Defaults and types are those of the original servers, which also ignore unknown fields, and read "5" as a number.
+Count = Annotated[int, Field(ge=1)]
 
 
 class SearchBody(BaseModel):
@@ -60,7 +60,7 @@ class BatchSearchBody(BaseModel):
 
 class RetrieveBody(BaseModel):
     queries: list[str]
-    topk: Annotated[int, Field(ge=0, strict=True)] | None = None  # null or 0 for the default
+    topk: Annotated[int, Field(ge=0)] | None = None  # null or 0 for the default
     return_scores: bool = False
 
 

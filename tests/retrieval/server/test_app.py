@@ -109,7 +109,7 @@ TWO = [[{"id": "0", "contents": f'"{query}"\ntext'}] for query in ("Who?", "Why?
 @pytest.mark.parametrize(
     ("path", "body", "answer"),
     [
-        ("/search", {"query": "Who?", "top_n": 2}, DOCUMENTS),
+        ("/search", {"query": "Who?", "top_n": "2"}, DOCUMENTS),
         ("/search", {"query": "Who?", "top_n": 2, "return_score": True, "extra": [1]}, [DOCUMENTS, [1.0, 0.5]]),
         ("/batch_search", {"query": ["Who?", "Why?"], "top_n": 1}, TWO),
         ("/batch_search", {"query": ["Who?", "Why?"], "top_n": 1, "return_score": True}, [TWO, [[1.0], [1.0]]]),
@@ -178,7 +178,7 @@ BAD = [
     ("/search", {"query": "x" * 1_000_000}, 413, "the body is larger than 5000 bytes"),
     ("/search", {"query": "Who?", "top_n": 0}, 422, "top_n: Input should be greater than or equal to 1"),
     ("/search", {"query": "Who?", "top_n": 101}, 400, "101 passages per query: at most 100 are allowed"),
-    ("/search", {"query": "Who?", "top_n": True}, 422, "top_n: Input should be a valid integer"),
+    ("/search", {"query": "Who?", "top_n": "two"}, 422, "top_n: Input should be a valid integer"),
     ("/search", b'{"query": "Who?", "top_n": ' + b"9" * 4_600 + b"}", 400, "error parsing the body"),
     ("/search", {"query": 5, "extra": [1]}, 422, "query: Input should be a valid string"),
     ("/search", [], 422, "body: a JSON object is needed, with Content-Type: application/json"),
