@@ -2,8 +2,8 @@
 
 from setuptools import find_packages, setup
 
-# Lower bounds are the versions in constraints.txt; upper bounds are the next that may change an interface. `.ci/run`
-# tests with the pinned versions and with the newest.
+# Lower bounds are versions up to that in constraints.txt; upper bounds are the next that may change an interface.
+# `.ci/run` tests with the pinned versions and with the newest.
 RUNTIME = [
     "jax>=0.10.2,<0.13",  # the newest for Python 3.11 is 0.10.2
     "flax>=0.12.8,<0.13",

@@ -22,8 +22,8 @@ def memalpha_4b() -> RunConfig:
     rate rises over 5 % of the steps, as the original's.
 
     The initial policy answers from 4,096 tokens of memory, and judges. The original asks a model of 32B, with 30,000
-    tokens: `--answerer.backend openai --memalpha.answer_memory_tokens 30000`, and `--judge.backend openai`. Without
-    `data.train` streams are generated from a seed.
+    tokens: `--answerer.backend openai --memalpha.answer_memory_tokens 30000`, and `--judge.backend openai`. With
+    `--smoke_test` streams are generated from a seed.
     """
     base = qwen3_4b()
     return replace(

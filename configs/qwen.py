@@ -1,4 +1,4 @@
-"""Published Qwen models with the settings of the papers: MemSearcher on four of them, and Search-R1 on the 3B model.
+"""Published Qwen models with the settings of the papers: MemSearcher on four of them, Search-R1 on 3B, MEM1 on 7B.
 
 python launch/tpu_train.py --config qwen3b --model.path DIR --data.train FILES \\
     --retrieval.corpus FILE --retrieval.encoder DIR

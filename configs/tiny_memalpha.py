@@ -15,7 +15,7 @@ from memsearcher_jax.rl.config import CompleterConfig, EvaluationConfig, RLConfi
 
 
 def tiny_memalpha() -> RunConfig:
-    """Minutes on two CPU cores, compilation included; docs/train.md has the times and results."""
+    """Minutes on two CPU cores, compilation included; docs/memalpha.md has the times and results."""
     base, package = tiny(), "package:tiny_memalpha"
     return replace(
         base,

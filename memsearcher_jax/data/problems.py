@@ -26,8 +26,8 @@ class DataConfig:
 
     train: tuple[str, ...] = ()
     """Training data: names of benchmarks in data.root (the paper uses nq hotpotqa), or files in the format of FlashRAG
-    (JSONL with id, question, golden_answers, plain or .gz) or Search-R1 (.parquet); for agent.workflow memalpha streams
-    in Mem-alpha's format."""
+    (JSONL with id, question, golden_answers, plain or .gz), of Search-R1 (.parquet), or of a benchmark's authors
+    (.json); for agent.workflow memalpha streams in Mem-alpha's format."""
     test: tuple[str, ...] = ()
     """Test data in the same form. A benchmark's name means the split that results are reported on; name:split selects
     another one."""
