@@ -83,6 +83,8 @@ class Agent(abc.ABC):
     rewards_per: ClassVar[Literal["trajectory", "context"]] = "trajectory"
     needs_completers: ClassVar[bool] = False
     """Whether its rewards ask an answerer."""
+    templates: ClassVar[str] = "memsearcher"
+    """The packaged agent whose template files it reads."""
     synthetic_data: ClassVar[str] = "encyclopedia"
     """The value of `data.synthetic` that makes problems for it."""
 
@@ -169,7 +171,7 @@ class QuestionAgent(Agent):
 
     @cached_property
     def prompts(self) -> Any:
-        return load(self.config, self.prompt_set)
+        return load(self.config, self.prompt_set, self.templates)
 
     def start(self, problem: Problem, token_counter: TokenCounter) -> Workflow:
         prompts, workflow = self.prompts.with_tools(self.tools), type(self).workflow

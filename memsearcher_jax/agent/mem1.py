@@ -46,6 +46,7 @@ class Mem1(SearchR1):
     """The agent of MEM1, whose answers are those of Search-R1."""
 
     workflow = staticmethod(mem1)
+    templates = "mem1"
     has_one_context = False
     keeps_memory = True
     prompt_set = Mem1Prompts

@@ -83,6 +83,7 @@ def parse_answer(transcript: str) -> Parsed:
 class MemAgent(QuestionAgent):
     """`agent.observation_tokens` are those of a chunk, `agent.rewrite_tokens` those of a reply with a memory."""
 
+    templates = "memagent"
     keeps_memory = True
     synthetic_data = "documents"
     parse_answer = staticmethod(parse_answer)

@@ -155,20 +155,19 @@ def fill(system: Sequence[str], user: Sequence[str], texts: Mapping[str, str], o
     return Prompt((*spans[:-1], TextSpan(f"{spans[-1].text}{END}{ASSISTANT}{opening}", True, "suffix")))
 
 
-def load(config: AgentConfig, kind: type[PromptSet] = Prompts) -> PromptSet:
-    """Reads the set for `config.workflow` in the style that `config.prompts` names, or the one in that folder.
+def load(config: AgentConfig, kind: type[PromptSet] = Prompts, workflow: str = "") -> PromptSet:
+    """Reads the set for a workflow in the style that `config.prompts` names, or the one in that folder.
 
     Raises FileNotFoundError or ValueError with one line that names the file and the problem.
     """
-    texts = read_templates(config)
+    texts = read_templates(config, workflow)
     (system,) = texts.pop("system")
     return kind(system, **texts)
 
 
-def read_templates(config: AgentConfig) -> dict[str, tuple[str, ...]]:
-    """The texts around the slots of every file of a set. Raises like `load`."""
-    name = config.prompts
-    workflow = config.workflow if config.workflow in TEMPLATE_SLOTS else "memsearcher"  # for an agent of one's own
+def read_templates(config: AgentConfig, workflow: str = "") -> dict[str, tuple[str, ...]]:
+    """The texts around the slots of every file of a set, by default of `config.workflow`. Raises like `load`."""
+    name, workflow = config.prompts, workflow or config.workflow
     folder: Traversable = _TEMPLATES / name / workflow if name in packaged() else Path(name)
     if not folder.is_dir():
         styles = ", ".join(style for style in packaged() if (_TEMPLATES / style / workflow).is_dir())

@@ -41,6 +41,7 @@ class ReAct(QuestionAgent):
     """The baseline that keeps its history."""
 
     workflow = staticmethod(react)
+    templates = "react"
     searches = True
     calls_tools = True
     has_one_context = True

@@ -20,16 +20,8 @@ from memsearcher_jax.agent.search_r1 import SearchR1
 from memsearcher_jax.agent.single_turn import Direct, Rag
 from memsearcher_jax.python_files import described, load_named
 
-AGENTS: dict[str, type[Agent]] = {
-    "memsearcher": MemSearcher,
-    "react": ReAct,
-    "search_r1": SearchR1,
-    "mem1": Mem1,
-    "memagent": MemAgent,
-    "direct": Direct,
-    "rag": Rag,
-    "memalpha": Memalpha,
-}
+_PACKAGED = (MemSearcher, ReAct, SearchR1, Mem1, MemAgent, Direct, Rag, Memalpha)
+AGENTS: dict[str, type[Agent]] = {one.templates: one for one in _PACKAGED}
 
 
 def make_agent(

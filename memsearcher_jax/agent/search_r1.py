@@ -136,6 +136,7 @@ class SearchR1(QuestionAgent):
     """The baseline in Search-R1's protocol."""
 
     workflow = staticmethod(search_r1)
+    templates = "search_r1"
     searches = True
     has_one_context = True
     parse_answer = staticmethod(parse_answer)

@@ -41,10 +41,12 @@ class Direct(QuestionAgent):
     """The baseline without a search."""
 
     workflow = staticmethod(direct)
+    templates = "direct"
 
 
 class Rag(QuestionAgent):
     """The baseline that searches once, for the question."""
 
     workflow = staticmethod(rag)
+    templates = "rag"
     searches = True

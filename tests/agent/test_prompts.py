@@ -8,6 +8,7 @@ import pytest
 from memsearcher_jax.agent import prompts
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.prompts import TEMPLATE_SLOTS
+from memsearcher_jax.agent.registry import AGENTS
 from tests.agent.conftest import agent_of
 
 STYLES = {"default": [*TEMPLATE_SLOTS], "original": ["memsearcher", "memalpha"], "instruct": ["search_r1"]}
@@ -31,7 +32,7 @@ def folder(tmp_path) -> Path:
 
 
 def test_packaged_sets():
-    assert prompts.packaged() == sorted(STYLES)
+    assert prompts.packaged() == sorted(STYLES) and tuple(AGENTS) == tuple(TEMPLATE_SLOTS)
     for style, workflows in STYLES.items():
         for workflow in TEMPLATE_SLOTS:
             config = AgentConfig(prompts=style, workflow=workflow)

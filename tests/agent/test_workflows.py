@@ -1,10 +1,11 @@
 """What holds for every workflow that answers a question, and the check of the longest context of all."""
 
+from dataclasses import replace
+
 import pytest
 
 from memsearcher_jax.agent.config import AgentConfig, RewardConfig
 from memsearcher_jax.agent.memalpha.config import MemalphaConfig
-from memsearcher_jax.agent.prompts import TEMPLATE_SLOTS
 from memsearcher_jax.agent.registry import AGENTS, make_agent
 from memsearcher_jax.agent.reward import trajectory_reward
 from memsearcher_jax.types import Passage, Query, SearchResult, StopReason
@@ -149,10 +150,6 @@ def test_rag_searches_once_and_shows_the_passages_in_an_untrusted_slot():
 SETTINGS = {"question_tokens": 10, "memory_tokens": 20, "observation_tokens": 30, "completion_tokens": 40}
 
 
-def test_workflows_settings_and_templates_name_the_same_workflows():
-    assert tuple(AGENTS) == tuple(TEMPLATE_SLOTS)
-
-
 @pytest.mark.parametrize("name", AGENTS)
 def test_the_longest_context_has_to_fit(name, token_counter):
     needed = {"memsearcher": 140, "memalpha": 110, "memagent": 100}.get(name, 120)
@@ -166,6 +163,8 @@ def test_the_longest_context_has_to_fit(name, token_counter):
     agent.check_context(needed + templates, token_counter)
     with pytest.raises(ValueError, match=rf"may need {needed + templates} tokens \(templates {templates}"):
         agent.check_context(needed + templates - 1, token_counter)
+    own = type("mine", (type(agent),), {})(replace(config, workflow="mine.py"))
+    assert own.prompts == agent.prompts, "those of the agent that it derives from"
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ class Answered:
 class Memalpha(ReadingAgent):
     """The agent of Mem-alpha."""
 
+    templates = "memalpha"
     keeps_memory = True
     rewards_per = "context"
     needs_completers = True

@@ -52,7 +52,7 @@ class MemalphaPrompts:
 
 def load(config: AgentConfig) -> MemalphaPrompts:
     """Reads the set that `config.prompts` names. Raises FileNotFoundError or ValueError with one line."""
-    texts: dict[str, Any] = read_templates(config)
+    texts: dict[str, Any] = read_templates(config, "memalpha")
     (opening,), (lines,), (memory,) = (texts.pop(name) for name in ("opening", "prefixes", "memory"))
     if memory not in ("plain", "tags"):
         raise ValueError(f"agent.prompts {config.prompts}: memory.txt is {memory!r} and must be plain or tags")
