@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from functools import lru_cache
@@ -13,12 +14,12 @@ _PREFIX = "memsearcher_jax_file "  # before the path, in the name of a module
 
 
 def load_named(file: str | Path, setting: str, *names: str) -> Any:
-    """What a file defines under the first of these names that it has, the last being its own: my_agent of my_agent.py.
+    """What a file defines under the first of these names that it has, the last being its own: my_agent of my-agent.py.
 
     Raises ValueError or OSError in one line with the setting, the file and, for an error in it, the line.
     """
     path = Path(file).absolute()
-    module, names = load(path, setting), (*names, path.stem)
+    module, names = load(path, setting), (*names, re.sub(r"^(?=\d)|\W", "_", path.stem))
     for name in names:
         if hasattr(module, name):
             return getattr(module, name)
@@ -30,19 +31,20 @@ def load(file: str | Path, setting: str) -> ModuleType:
     path = Path(file).absolute()
     if not path.is_file():
         raise FileNotFoundError(f"{setting} {file}: no such file")
-    return _execute(str(path), path.read_bytes(), setting)
+    content = path.read_bytes()
+    try:
+        return _execute(str(path), content)
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{setting} {path}: {described(error)}") from error
 
 
 @lru_cache(maxsize=64)
-def _execute(path: str, content: bytes, setting: str) -> ModuleType:
+def _execute(path: str, content: bytes) -> ModuleType:
     module = ModuleType(_PREFIX + path)
     module.__file__ = path
     sys.modules[module.__name__] = module  # dataclasses look their module up
-    try:
-        # What was read: a hash of it is of what runs. Without this file's own future annotations.
-        exec(compile(content, path, "exec", dont_inherit=True), vars(module))
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"{setting} {path}: {described(error)}") from error
+    # What was read: a hash of it is of what runs. Without this file's own future annotations.
+    exec(compile(content, path, "exec", dont_inherit=True), vars(module))
     return module
 
 

@@ -147,7 +147,11 @@ class Generate:
 
     def __post_init__(self) -> None:
         """A mistake is an error of the line that makes the request, and no later one of the sampler."""
-        operator.index(self.max_tokens)
+        spans = self.text.segments if isinstance(self.text, Prompt) else self.text
+        if not isinstance(spans, tuple | list) or not all(isinstance(one, TextSpan) for one in spans):
+            raise TypeError(f"Generate takes a Prompt or a tuple of TextSpan, and {self.text!r:.200} is none")
+        if operator.index(self.max_tokens) < 1:
+            raise ValueError(f"max_tokens {self.max_tokens} leaves none to generate")
         re.compile(self.stop)
 
 

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Any, Literal, Union
+from typing import Annotated, Any, Literal, Union
 
 from memsearcher_jax.python_files import load
 
@@ -56,13 +56,15 @@ def _is_function(value: Any) -> bool:
 def _tool(function: Callable[..., Any], batch: Callable[..., Any] | None) -> Tool:
     signature, code = inspect.signature(function), inspect.unwrap(function).__code__
     where = f"{code.co_filename}, line {code.co_firstlineno}: {function.__name__}"
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ValueError(f"agent.tools {where} is a generator and returns no text: name the tools in a list TOOLS")
     if not (description := inspect.getdoc(function)):
         raise ValueError(f"agent.tools {where} has no docstring: the policy reads it")
     try:
-        hints, properties = typing.get_type_hints(function), dict[str, Any]()
+        hints, properties = typing.get_type_hints(function, include_extras=True), dict[str, Any]()
         for name, one in signature.parameters.items():
             if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
-                raise TypeError(f"{one}")
+                raise TypeError(f"{one} has no name in a call")
             default = {} if one.default is one.empty or one.default is None else {"default": one.default}
             properties[name] = _schema(hints[name]) | default
         json.dumps(properties, allow_nan=False)
@@ -89,6 +91,9 @@ async def _gathered(results: Any) -> list[Any]:
 def _schema(hint: Any) -> dict[str, Any]:
     """The JSON schema of a type. Raises TypeError for one that JSON has not."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        texts = [one for one in arguments[1:] if isinstance(one, str)]
+        return _schema(arguments[0]) | ({"description": texts[0]} if texts else {})
     if origin is Literal:
         return {"enum": list(arguments)}
     if origin in (Union, UnionType):

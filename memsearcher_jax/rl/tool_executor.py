@@ -189,7 +189,7 @@ def respond(backends: Mapping[str, Backend], request: Request) -> Response:
     """The response to one request, without an executor: for a person at a keyboard, or a script."""
     try:
         return backends[request.tool if isinstance(request, Call) else ""].answer([request])[0]
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return failed(request, error)
 
 

@@ -87,12 +87,13 @@ DOC = '    """D."""\n'
     ("code", "schema"),
     [
         ("def f(x: int | str):", {"anyOf": [{"type": "integer"}, {"type": "string"}]}),
+        ("def f(x: Annotated[int, 'a'] | None = None):", {"type": "integer", "description": "a"}),
         ("def f(x: list[int] | None = None):", {"type": "array", "items": {"type": "integer"}}),
         ("@functools.cache\ndef f(x: bool = True):", {"type": "boolean", "default": True}),
     ],
 )
 def test_the_type_of_a_parameter_is_its_schema(tmp_path, code, schema):
-    (tmp_path / "t.py").write_text(f"import functools\n{code}\n{DOC}")
+    (tmp_path / "t.py").write_text(f"import functools\nfrom typing import Annotated\n{code}\n{DOC}")
     (tool,) = file_tools(str(tmp_path / "t.py"))
     assert tool.schema["parameters"]["properties"] == {"x": schema}
 
@@ -101,6 +102,8 @@ def test_the_type_of_a_parameter_is_its_schema(tmp_path, code, schema):
     ("code", "message"),
     [
         ("def f(**x: int):", r"without a type that JSON has: \*\*x: '?int"),
+        ("def f(x: int, /):", "x: int has no name in a call"),
+        ("def f(x):\n    yield", "t.py, line 1: f is a generator and returns no text: name the tools in a list TOOLS"),
         ("def f(x: str = b''):", "has: Object of type bytes is not JSON"),
         ("def f(x: float = float('inf')):", "has: Out of range float"),
         (f"def f():\n{DOC}\nTOOLS = f\ndef g():", "TOOLS must be a list of functions, found <function f"),

@@ -33,13 +33,13 @@ def double(number: int) -> int:
     """Doubles a number."""
     return 2 * number
 '''
-OWN = ["--agent.workflow", "my_agent.py", "--reward.function", "my_reward.py", "--agent.tools", "my_tools.py"]
+OWN = ["--agent.workflow", "my_agent.py", "--reward.function", "my-reward.py", "--agent.tools", "my_tools.py"]
 
 
 @pytest.fixture
 def workdir(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    for name, text in (("my_agent", AGENT), ("my_reward", REWARD), ("my_tools", TOOLS), ("broken", "\n1 / 0\n")):
+    for name, text in (("my_agent", AGENT), ("my-reward", REWARD), ("my_tools", TOOLS), ("broken", "\n1 / 0\n")):
         (tmp_path / f"{name}.py").write_text(text)
     return tmp_path
 
@@ -61,7 +61,7 @@ def test_a_run_of_ones_own_code_is_opened_only_with_the_same_code(small, workdir
     assert [result.text for result in first.trajectory.tool_results] == ["8"]
     assert first.reward == len(first.trajectory.outcome.turns[0].reply) / 100 and "exact_match" in first.scores
     inputs = json.loads((workdir / "run" / "inputs.json").read_text())
-    assert {Path(name).name for name in inputs["hashes"]} == {"my_agent.py", "my_reward.py", "my_tools.py"}
+    assert {Path(name).name for name in inputs["hashes"]} == {"my_agent.py", "my-reward.py", "my_tools.py"}
     assert all((workdir / "run" / copy).is_file() for copy in inputs["copies"].values())
 
     capsys.readouterr()
@@ -77,7 +77,7 @@ def test_a_run_of_ones_own_code_is_opened_only_with_the_same_code(small, workdir
 
     moved = workdir / "moved"
     moved.mkdir()
-    for name in ("my_agent.py", "my_reward.py", "my_tools.py"):
+    for name in ("my_agent.py", "my-reward.py", "my_tools.py"):
         shutil.move(workdir / name, moved / name)
     own = [word if word.startswith("--") else f"moved/{word}" for word in OWN]
     tpu_train.main([*again, *own])

@@ -13,15 +13,16 @@ import pytest
 from memsearcher_jax.agent import run as running
 from memsearcher_jax.agent.config import AgentConfig, RewardConfig
 from memsearcher_jax.agent.registry import make_agent
-from memsearcher_jax.agent.tool_functions import file_tools
+from memsearcher_jax.agent.tool_functions import Tool, file_tools
 from memsearcher_jax.logs.trajectories import compress_trajectories, decode_response, encode_response, read_trajectories
+from memsearcher_jax.python_files import load
 from memsearcher_jax.rl import probe as probing
 from memsearcher_jax.rl.advantages import multi_context_advantages
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.probe import probe
 from memsearcher_jax.rl.rewards import RewardFn, own_rewards
 from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
-from memsearcher_jax.rl.tool_executor import search_backend, tool_backend
+from memsearcher_jax.rl.tool_executor import respond, search_backend, tool_backend
 from memsearcher_jax.runtime import toolbox
 from memsearcher_jax.runtime.toolbox import open_tools
 from memsearcher_jax.types import Call, Context, Generate, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory
@@ -89,6 +90,8 @@ def file(tmp_path):
         ),
         (HEAD + OPEN + "    return int(reply.text)\n", "(mine.py, line 4)"),
         (HEAD + OPEN.replace("5", "5 / 2"), "'float' object cannot be interpreted as an integer (mine.py, line 3)"),
+        (HEAD + OPEN.replace("5", "0"), "max_tokens 0 leaves none to generate (mine.py, line 3)"),
+        (HEAD + OPEN + "    yield Generate('more', 5)\n", "'more' is none (mine.py, line 4)"),
         (HEAD + OPEN.replace("5", "5, '('"), "unterminated subpattern at position 0 (mine.py, line 3)"),
         (HEAD + "    yield Search((question,))\n", "a number, and 'Who?' is none (mine.py, line 3)"),
         (HEAD + "    yield Search((Query('a', '5'),))\n", "Query(text='a', top_n='5') is none (mine.py, line 3)"),
@@ -209,7 +212,8 @@ def test_a_mistake_in_the_rewards_of_an_agent_is_found_before_long_work(lines, m
 
 
 def test_the_schema_of_a_tool_comes_from_its_docstring_and_types(file):
-    add, *_ = file_tools(file(TOOLS))
+    add, *_ = file_tools(path := file(TOOLS))
+    assert load(path, "agent.tools") is load(path, "reward.function"), "one module, whatever it is used for"
     assert add.schema == {
         "name": "add",
         "description": "Adds two numbers.",
@@ -277,6 +281,8 @@ def test_calls_that_wait_are_one_batch_where_the_tool_takes_batches(file, tmp_pa
     tool = next(one for one in file_tools(file(TOOLS)) if one.name == "lookup")
     answers = tool_backend(tool).answer([Call("lookup", {"name": name}) for name in "ab"])
     assert [result.text for result in answers] == ["a of 2?", "b of 2?"]
+    leaving = respond({"leave": tool_backend(Tool({"name": "leave"}, sys.exit))}, Call("leave", {}))
+    assert leaving.error == "SystemExit: [{}]", "a person who plays stays in the command"
 
 
 def test_all_pages_of_the_tools_of_a_server_are_read():

@@ -139,13 +139,13 @@ def question_score(
             raise ValueError(f"a judge scores the answers of {source}, and its reply is missing: set judge.backend")
         return float(judge_agrees(after_thoughts(judge_reply)))
     if source == LOCOMO:
-        return locomo_score(answer, str(gold), kind)
+        return locomo_score(answer, _first_text(gold), kind)
     if source == "booksum" or (evaluation and source == "infbench_sum_eng_shots2"):
         return _keyword_recall(answer, gold)
     if source == "pubmed-rct" or "ttl_train" in source or "icl" in source:
         return float(_same_number(answer, gold))
     if source == "perltqa":
-        return _part_recall(answer, str(gold))
+        return _part_recall(answer, _first_text(gold))
     if source in ("squad", "hotpotqa"):
         expected = _first_text(gold)
         return float(bool(expected) and expected.lower() in answer.lower())

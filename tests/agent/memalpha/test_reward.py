@@ -51,6 +51,7 @@ def test_calls_reward(results, ours, original):
         ("squad", "It was Paris", [None, "Paris"], 1.0),  # what is missing is left out
         ("booksum", "none but the whale", ["whale", None, "ship"], 0.5),
         ("icl_nlu_8296shot_balance", "\\boxed{3}", ["3"], 1.0),  # of a list, the first
+        ("perltqa", "Tea or coffee", ["tea; milk"], 0.5),
         *((source, text, "3", 0.0) for source in ("pubmed-rct", "detectiveqa") for text in NO_BOXES),
         ("detectiveqa", "\\boxed{a{b}c}", "a{b", 1.0),
     ],
