@@ -21,7 +21,7 @@ from memsearcher_jax.model import projections, qwen
 from memsearcher_jax.model.config import LORA_TARGETS, ModelConfig
 from memsearcher_jax.model.hf_config import read_json, write_json
 from memsearcher_jax.model.qwen import Params, ParamSpec
-from memsearcher_jax.model.safetensors_files import check_tensors, open_file, write_file
+from memsearcher_jax.model.safetensors_files import check_tensors, finite, open_file, write_file
 from memsearcher_jax.model.weights import NAMES
 
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
@@ -131,7 +131,7 @@ def read_adapters(directory: str | Path, config: ModelConfig) -> tuple[ModelConf
         adapters = jax.tree.map(lambda spec: np.empty(spec.shape, np.float32), adapter_specs(config))
         for name, _, param, part, layer in tensors:
             target = adapters["layers"][param][part][layer]
-            target[...] = file.get_tensor(name).reshape(target.shape)
+            target[...] = finite(directory, name, file.get_tensor(name)).reshape(target.shape)
     return config, adapters
 
 

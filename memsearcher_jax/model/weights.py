@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +19,7 @@ from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.hf_config import TOKENIZER_FILES, config_json, read_config, write_json
 from memsearcher_jax.model.qwen import Params, ParamSpec, param_path
-from memsearcher_jax.model.safetensors_files import INDEX_FILE, Files, check_tensors, open_files, write_file
+from memsearcher_jax.model.safetensors_files import INDEX_FILE, Files, check_tensors, finite, open_files, write_file
 
 NAMES = {
     "embed": "model.embed_tokens.weight",
@@ -86,7 +85,11 @@ def load(directory: str | Path, *, mesh: Mesh | None = None, dtype: str | None =
 
         def load_weight(path: tuple, spec: ParamSpec) -> jax.Array:
             target = sharding.named_sharding(mesh, spec.axes) if mesh else SingleDeviceSharding(jax.local_devices()[0])
-            read = partial(read_shard, files, param_path(path), spec)
+            weight = param_path(path)
+
+            def read(index: tuple[slice, ...] | None) -> np.ndarray:
+                return finite(directory, NAMES[weight], read_shard(files, weight, spec, index))
+
             return jax.make_array_from_callback(spec.shape, target, read, dtype=spec.dtype)
 
         return config, jax.tree.map_with_path(load_weight, qwen.param_specs(config))

@@ -28,7 +28,7 @@ from memsearcher_jax.model.hf_config import (
     resolve_inside,
 )
 from memsearcher_jax.model.qwen import Params, param_path
-from memsearcher_jax.model.safetensors_files import check_tensors, open_files
+from memsearcher_jax.model.safetensors_files import check_tensors, finite, open_files
 
 FAMILIES = {"bert": 0, "roberta": 1, "xlm-roberta": 1}
 """model_type -> 1 where positions start after the padding id (RoBERTa), 0 where they start at 0."""
@@ -144,7 +144,7 @@ def load(directory: str | Path) -> tuple[EncoderConfig, Params]:
             names = [name.format(layer) for layer in range(config.layers)] if stacked else [name]
             shape: tuple[int, ...] = spec.shape[1:] if stacked else spec.shape
             check_tensors(directory, files, dict.fromkeys(names, shape))
-            weights = [files[name].get_tensor(name).astype(np.float32) for name in names]
+            weights = [finite(directory, name, files[name].get_tensor(name).astype(np.float32)) for name in names]
             return np.stack(weights) if stacked else weights[0]
 
         return config, jax.tree.map_with_path(load_weight, param_specs(config))
@@ -226,11 +226,11 @@ def _sentence_settings(directory: Path, limit: int) -> dict[str, Any]:
     """Fields that sentence-transformers stores in separate files; `limit` is the longest text that positions allow."""
     files = sorted(directory.glob("sentence_*_config.json"))  # sentence_bert_config.json, and older names
     transformer = read_json(files[0]) if files else {}
-    tokenizer = _optional_json(directory / "tokenizer_config.json")  # has the limit alone since version 5.4
+    tokenizer = optional_json(directory / "tokenizer_config.json")  # has the limit alone since version 5.4
     tokens = transformer.get("max_seq_length") or tokenizer.get("model_max_length") or limit
     if not isinstance(tokens, int | float) or tokens < 1:
         raise ValueError(f"{directory}: max_seq_length or model_max_length is {tokens!r}, expected a number of tokens")
-    sentence = _optional_json(file := directory / SENTENCE_CONFIG)
+    sentence = optional_json(file := directory / SENTENCE_CONFIG)
     prompts, default = sentence.get("prompts") or {}, sentence.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
         raise ValueError(f"{file}: prompts must be an object of texts: copy it again")
@@ -262,11 +262,11 @@ def _pooling(directory: Path) -> Literal["mean", "cls"]:
         raise ValueError(f"{index}: module {unknown[0]} is not supported, only {', '.join(sorted(MODULES))} are")
     if "Pooling" not in modules:
         raise ValueError(f"{index} lists no Pooling module, which makes one vector of a text")
-    similarity = _optional_json(file := directory / SENTENCE_CONFIG).get("similarity_fn_name")
+    similarity = optional_json(file := directory / SENTENCE_CONFIG).get("similarity_fn_name")
     if "Normalize" not in modules and similarity not in (None, "cosine"):
         raise ValueError(f"{file}: similarity_fn_name {similarity!r} depends on lengths, only 'cosine' is supported")
     path = resolve_inside(directory, modules["Pooling"], named_by=index) / "config.json"
-    settings = _optional_json(path)
+    settings = optional_json(path)
     if not settings.get("include_prompt", True):
         raise ValueError(f"{path}: include_prompt = False is not supported, only True is")
     # One name or a list since version 5.4 of the library, before that one boolean per mode.
@@ -279,5 +279,5 @@ def _pooling(directory: Path) -> Literal["mean", "cls"]:
     return POOLING_MODES[modes[0]]
 
 
-def _optional_json(path: Path) -> dict[str, Any]:
+def optional_json(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}

@@ -32,6 +32,12 @@ from memsearcher_jax.types import encodable
 E5_PROMPTS = ("query: ", "passage: ")
 E5_NAME = re.compile(r"e5-\w+-v2|(multilingual-)?e5-(small|base|large)(-unsupervised)?", re.IGNORECASE)
 """The models of intfloat on the Hub that were trained with these prompts; those that follow instructions were not."""
+BERT_RULES = {
+    "do_lower_case": ("lowercase", True),
+    "strip_accents": ("strip_accents", None),
+    "tokenize_chinese_chars": ("handle_chinese_chars", True),
+}
+"""Key of tokenizer_config.json -> the one of tokenizer.json that it replaces in transformers, and its default."""
 MIN_BLOCK_LEN = 32  # tokens per row of the narrowest block; the widths of blocks double
 BLOCK_TOKENS = 8_192  # tokens of a full block on one device
 PARTIAL_BLOCK_ROWS = (1, 8, 64)  # rows on one device of blocks that are not full
@@ -49,11 +55,11 @@ def embed(
     out_BD = np.zeros((len(texts), config.embed_size), np.float32)
     kept = np.array([row for row, text in enumerate(texts) if text.strip()], np.int64)
     # JSON may contain lone surrogates, which the tokenizer rejects.
-    valid = (encodable(texts[row]) for row in kept)
+    valid = [(prompt + encodable(texts[row])).strip() for row in kept]  # as sentence-transformers does
     if config.lower_case:
-        valid = (text.lower() for text in valid)
+        valid = [text.lower() for text in valid]
     limit = tokenizer.truncation["max_length"]  # pyright: ignore[reportOptionalSubscript] (always set)
-    token_ids = [encoding.ids for encoding in tokenizer.encode_batch_fast([prompt + text for text in valid])]
+    token_ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(valid)]
     by_row = sharding.named_sharding(mesh, ("batch", None)), sharding.named_sharding(mesh, ("batch",))
     with jax.set_mesh(mesh):
         # All blocks are dispatched before the first result is read: the host pads while the devices compute.
@@ -106,6 +112,15 @@ def load(config: RetrievalConfig) -> TextEncoder:
         raise ValueError(f"{file} is not a tokenizer: {error}") from error
     if largest >= shape.vocab_size:
         raise ValueError(f"{file} contains id {largest}, but the vocabulary of the encoder has {shape.vocab_size}")
+    rules = json.loads(tokenizer_json).get("normalizer") or {}
+    stated = bert.optional_json(folder / "tokenizer_config.json")
+    is_bert = rules.get("type") == "BertNormalizer" and "Bert" in (stated.get("tokenizer_class") or "BertTokenizer")
+    for key, (rule, default) in BERT_RULES.items() if is_bert else ():
+        if (value := stated.get(key, default)) != rules.get(rule):
+            raise ValueError(
+                f"{folder}: {key} is {value} in tokenizer_config.json, and {rule} {rules.get(rule)} in tokenizer.json: "
+                "set both to what the encoder was trained with"
+            )
     mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=1), jax.local_devices())
     placed = jax.device_put(params, sharding.named_sharding(mesh, ()))
 

@@ -160,6 +160,7 @@ def put(name, value):
         (put("score.weight", np.zeros(2, np.float32)), r"holds score.weight, .* \(1 such tensors\)"),
         (put("model.norm.weight", np.zeros(31, np.float32)), r"model.norm.weight is \[31\], .* implies \[32\]"),
         (put("lm_head.weight", np.zeros((32, 96), np.float32)), r"lm_head.weight is \[32, 96\]"),
+        (put("model.norm.weight", np.full(32, np.nan, np.float32)), "model.norm.weight holds NaN or infinite numbers"),
         (put("model.norm.weight", np.zeros(32, np.int8)), "model.norm.weight is I8, expected one of F32, BF16, F16"),
     ],
 )

@@ -72,6 +72,17 @@ def test_prompts_are_prepended(folder, tmp_path):
     assert load(tmp_path / "e5-tiny-v2").name == e5.name, "the name of the folder is not part of the embedder name"
 
 
+def test_letters_are_lower_cased_as_transformers_and_sentence_transformers_do(folder):
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text().replace('"lowercase": true', '"lowercase": false'))
+    with pytest.raises(ValueError, match=r"do_lower_case is True in tokenizer_config.json, and lowercase False in"):
+        load(folder)
+    (folder / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    (folder / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    (folder / "config_sentence_transformers.json").write_text('{"prompts": {"query": "Town "}}')
+    np.testing.assert_allclose(load(folder).queries(["A"]), load(folder).passages(["town a"]), atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("name", "is_e5"),
     [
