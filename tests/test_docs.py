@@ -11,7 +11,6 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-import yaml
 
 from memsearcher_jax.config import RunConfig, settings
 from memsearcher_jax.launch import cli, evaluate, tpu_train
@@ -27,12 +26,6 @@ for text in TEXTS.values():
     for name, words in re.findall(r"(?:python (?=\S*/)|`(?=\w+\.py \S))([\w/]+\.py)([^`\n]*)", joined):
         paths = [ROOT / folder / name for folder in ("", "launch", "benchmarks", "examples/warmstart")]
         COMMANDS[next((path for path in paths if path.is_file()), name)].append(words.split("  #")[0].strip())
-
-
-def entries(menu):
-    if isinstance(menu, str):
-        return [menu]
-    return [name for child in (menu.values() if isinstance(menu, dict) else menu) for name in entries(child)]
 
 
 def anchors(text):
@@ -62,7 +55,7 @@ def test_the_documentation_is_short():
 
 
 def test_the_menu_has_every_page_and_every_package():
-    menu = entries(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
+    menu = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert sorted(menu) == sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md"))
     packages = {path.parent.name for path in (ROOT / "memsearcher_jax").glob("*/__init__.py")}
     assert packages == {page.stem for page, text in TEXTS.items() if f"::: memsearcher_jax.{page.stem}\n" in text}
@@ -77,6 +70,12 @@ def test_links_lead_to_pages_headings_and_images():
             assert not anchor or anchor in anchors(TEXTS[path]), f"{page.name}: {target}#{anchor}"
             images |= {path} if path.suffix == ".png" else set()
     assert images == set((ROOT / "docs").rglob("*.png"))
+
+
+def test_a_pytest_command_selects_tests():
+    text = " ".join(word for page in TEXTS.values() for word in page.split())
+    for file, word in re.findall(r"pytest [^`#]*?(tests/\S+\.py)(?: -k (\w+))?", text):
+        assert re.search(rf"def test_\w*{word}", (ROOT / file).read_text(encoding="utf-8")), f"{file} -k {word}"
 
 
 @pytest.mark.parametrize("program", COMMANDS, ids=lambda path: Path(path).name)
