@@ -73,7 +73,7 @@ def build(flags: BuildCorpus) -> dict[str, object]:
     for document in track(documents, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()):
         try:
             passages = read_passages(flags.folder, document, flags.max_words)
-        except UnreadableDocument as error:
+        except (OSError, UnreadableDocument) as error:
             unreadable.append(str(error))
         else:
             rows += passages

@@ -7,6 +7,7 @@ The libraries that read the formats come with the extra `documents`.
 from __future__ import annotations
 
 import codecs
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -69,6 +70,8 @@ def find_documents(folder: Path) -> tuple[list[Path], dict[str, list[Path]]]:
             left_out.setdefault("hidden", []).append(path)
         elif path.is_symlink():
             left_out.setdefault("symbolic link", []).append(path)
+        elif path.is_dir() and not os.access(path, os.R_OK | os.X_OK):  # its files are not listed
+            left_out.setdefault("no permission", []).append(path)
         elif path.is_file() and path.suffix.lower() in READERS:
             documents.append(path)
         elif path.is_file():

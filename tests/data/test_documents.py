@@ -188,15 +188,18 @@ def test_unreadable_documents_say_why(tmp_path):
         assert "\n" not in str(error.value)
 
 
-def test_the_folder_is_searched_without_hidden_files_and_links(tmp_path):
+def test_the_folder_is_searched_without_hidden_files_and_links(tmp_path, monkeypatch):
     (tmp_path / "deep" / ".git").mkdir(parents=True)
+    (tmp_path / "shut").mkdir()
+    monkeypatch.setattr("os.access", lambda path, mode: path.name != "shut")
     for name in ("b.TXT", "deep/a.md", "deep/.git/c.md", ".hidden.md", "data.csv"):
         write(tmp_path / name, "text")
     (tmp_path / "link.md").symlink_to(tmp_path / "b.TXT")
     documents, left_out = find_documents(tmp_path)
     assert [path.relative_to(tmp_path).as_posix() for path in documents] == ["b.TXT", "deep/a.md"]
     names = {reason: [path.name for path in paths] for reason, paths in left_out.items()}
-    assert names == {"hidden": [".hidden.md", ".git"], ".csv": ["data.csv"], "symbolic link": ["link.md"]}
+    expected = {"hidden": [".hidden.md", ".git"], ".csv": ["data.csv"], "symbolic link": ["link.md"]}
+    assert names == expected | {"no permission": ["shut"]}
 
 
 @given(st.text(alphabet='ab .!?\n文。é"', max_size=200), st.integers(1, 8))
