@@ -96,7 +96,8 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             if done is not None and done >= steps and ended and any(ended[0]):
                 require_trained(out, "position", checkpoint.run_meta(checkpoints_of(out), run.config.model))
                 if hosts.first:
-                    line = f"step {done} of {steps} is already done; raise --rl.steps to continue"
+                    more = "epochs" if run.config.rl.epochs else "steps"
+                    line = f"step {done} of {steps} is already done; raise --rl.{more} to continue"
                     job_output.show_result(flags, out, place, line)
                 return
             if flags.profile is not None and not (done or 0) <= flags.profile < steps:
@@ -120,7 +121,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
                 if remote:
                     remote.send()
                 writer = UploadingWriter(remote, **tracking) if remote else MetricsWriter(out, **tracking)
-                rate = learning_rate_plan(run.config.training, steps)
+                rate = learning_rate_plan(state.trainer.config)  # of the run's length, and after its rollbacks
                 where = f"{len(run.problems.train)} problems, step {state.step} of {steps}"
                 print(f"{place}: {where}; the learning rate {rate}", file=sys.stderr)
                 if config.sampling.is_quantized:

@@ -62,7 +62,7 @@ class Recorder:
         except RunEnded as end:
             if end.reason.weights_are_suspect:
                 self._write_trajectories()
-                saved = "the last checkpoint is intact"
+                saved = "there is no checkpoint" if self.checkpoints.newest is None else "the last checkpoint is intact"
             else:
                 self._save_last(state)
                 saved = "checkpoint saved" if state.step else "no step was complete"

@@ -123,8 +123,8 @@ class HealthMonitor:
         return must_roll_back
 
     def alarms(self, metrics: Mapping[str, float]) -> int:
-        """How many limits the metrics of a step exceed."""
-        return len(self._exceeded(metrics))
+        """How many limits the metrics of a step exceed; an outage exceeds one, and measures no other."""
+        return 1 if self.is_outage(metrics) else len(self._exceeded(metrics))
 
     def _end(self, limit: str, message: str) -> None:
         """Raises RunEnded where `patience` steps beyond this limit end the run."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from memsearcher_jax.config import to_dict
+from memsearcher_jax.config import differences, from_dict, to_dict
 from memsearcher_jax.logs.metrics import Metrics, MetricsWriter
 from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.rl.recorder import Recorder
@@ -28,11 +28,14 @@ from memsearcher_jax.training.checkpoint import Checkpoints
 from memsearcher_jax.training.packing import TrainingExample
 from memsearcher_jax.training.trainer import make_trainer
 
+FREE_FIELDS = {"sft.epochs", "sft.measure_every", "sft.trajectories", "sft.held_out"}  # their files are compared
+"""Settings of sft that may change: the others, seed and seq_len decide what a step trains, and what is held out."""
+
 
 def open_state(run: Run, data: RecordedData, folder: Path | None = None) -> tuple[RunState, dict[str, Any]]:
     """The policy at step 0, or at the newest checkpoint of the run in `folder`, and the meta of its checkpoints.
 
-    Raises ValueError if that run was begun with other files.
+    Raises ValueError if that run was begun with other files or with another choice and order of their trajectories.
     """
     model, mesh = run.config.model, run.meshes.train
     # There is neither a reference policy nor a sampler to compare with.
@@ -42,6 +45,9 @@ def open_state(run: Run, data: RecordedData, folder: Path | None = None) -> tupl
     state, meta = open_policy(run, folder, "trajectories", make, bool(model.lora_rank))
     if meta.setdefault("trajectories", data.checksum) != data.checksum:
         raise ValueError(f"sft.trajectories or sft.held_out are other files than when {folder} was begun")
+    for name, then, now in differences(from_dict(meta["settings"]), run.config) if "settings" in meta else ():
+        if name in ("seed", "training.seq_len") or (name.startswith("sft.") and name not in FREE_FIELDS):
+            raise ValueError(f"{name} is {then!r} in {folder} and cannot change to {now!r}: omit it")
     return state, meta | {"settings": to_dict(run.config)}
 
 

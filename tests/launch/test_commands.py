@@ -12,7 +12,9 @@ from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make
 from memsearcher_jax.launch import ask, evaluate, outputs, tpu_train
 from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.logs.run_facts import read_facts
+from memsearcher_jax.rl import state
 from memsearcher_jax.runtime import run_dir
+from memsearcher_jax.runtime.health import HealthState
 from memsearcher_jax.training import checkpoint
 
 
@@ -35,11 +37,12 @@ def test_a_run_writes_its_files_and_metrics(finished):
     assert result == {"run": str(finished), "metrics": read_metrics(finished / "metrics.jsonl")}
 
 
-def test_resume_continues_and_reports_changed_settings(run, capsys):
+def test_resume_continues_and_reports_changed_settings(run, capsys, monkeypatch):
+    monkeypatch.setattr(state, "HealthState", lambda **saved: HealthState(**saved | {"rollbacks": 1}))
     tpu_train.main(["--resume", "--out", str(run), "--rl.steps", "3", "--rl.checkpoint_every", "5"])
     output = capsys.readouterr()
     assert "rl.steps changed: 2 -> 3" in output.err
-    assert "step 2 of 3" in output.err
+    assert "step 2 of 3; the learning rate begins at 0.0003 and is constant" in output.err
     assert "train 3/3" in output.err
     assert f"{run}: step 3 done" in output.out
     assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == [0, 1, 2]
@@ -55,7 +58,8 @@ def test_resume_of_a_finished_run_changes_nothing(flags, small, run, snapshot, c
     """There are 360 questions, so the last flags make two steps of an epoch."""
     before, flags = snapshot(run), small if isinstance(flags, str) else flags
     tpu_train.main(["--resume", "--out", str(run), "--json", str(tmp_path / "x.json"), *flags])
-    assert "is already done; raise --rl.steps to continue" in capsys.readouterr().out
+    unit = "epochs" if "--rl.epochs" in flags else "steps"
+    assert f"is already done; raise --rl.{unit} to continue" in capsys.readouterr().out
     assert snapshot(run) == before
     assert len(json.loads((tmp_path / "x.json").read_text())["metrics"]) == 2
 
@@ -121,6 +125,7 @@ def test_an_evaluation_resumes_only_with_its_settings(finished, run, tmp_path, r
     error = refused(evaluate.main, ["--resume", "--out", out, "--evaluation.max_turns", "9"])
     assert f"evaluation.max_turns is 4 in {out} and cannot change to 9: start another evaluation" in error
     assert f"{run} holds no evaluation" in refused(evaluate.main, ["--resume", "--out", run])
+    assert f"{out} holds an evaluation" in refused(tpu_train.main, ["--resume", "--out", out])
     shutil.rmtree(run / "checkpoints" / "2")
     error = refused(evaluate.main, ["--resume", "--out", out])
     assert f"{out} evaluates step 2 of {run}, whose newest checkpoint is now step 1" in error
@@ -131,7 +136,7 @@ PROBLEM = make_encyclopedia(EncyclopediaConfig()).test[0]  # "Which country does
 
 
 def type_replies(monkeypatch, *replies: str) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("".join(reply + "\n\n" for reply in replies)))
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(reply + "\r\n\r\n" for reply in replies)))
 
 
 def test_ask_human_runs_the_memsearcher_workflow(monkeypatch, tmp_path, capsys, refused):

@@ -254,7 +254,7 @@ def test_an_outage_teaches_nothing(scripted):
 def test_weights_that_collapse_are_not_saved(scripted):
     run = scripted(HealthConfig(max_entropy=0.1, patience=3, on_collapse="stop"))
     run.state.metrics = {"entropy": 9.0}
-    with pytest.raises(RunEnded, match=r"stopped after step 3 \(step 2: entropy .*\); the last checkpoint is intact"):
+    with pytest.raises(RunEnded, match=r"stopped after step 3 \(step 2: entropy .*\); there is no checkpoint"):
         run.train()
     assert run.checkpoints.saved == {}
     assert run.steps() == ([0, 1, 2], [0, 1, 2]), "what shows why it collapsed"

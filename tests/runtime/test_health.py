@@ -53,9 +53,9 @@ def test_on_collapse_stop_ends_the_run_on_an_alarm(beyond):
 
 def test_lost_trajectories_are_reported_and_then_end_the_run_which_may_be_restarted():
     config = HealthConfig(max_unscored=0.2, patience=2)
-    messages, _ = run_checks(config, [{"unscored": share} for share in (0.2, 0.3, 0.1, 0.3)])
+    messages, counts = run_checks(config, [{"unscored": share} for share in (0.2, 0.3, 0.1, 0.3)])
     message = "30% of the trajectories were lost to faults (health.max_unscored)"
-    assert messages == [f"alarm at step {step}: {message}" for step in (1, 3)]
+    assert messages == [f"alarm at step {step}: {message}" for step in (1, 3)] and counts == [0, 1, 0, 1]
     with pytest.raises(RunEnded, match="step 1: 50% of the trajectories were lost to faults") as end:
         run_checks(config, [{"unscored": 0.5}] * 2)
     assert end.value.reason is EndReason.OUTAGE

@@ -84,6 +84,7 @@ def test_a_resumed_run_goes_on_for_more_epochs_on_the_same_files_only(finished, 
     for steps in ("1", "9"):  # done, or not
         assert "was trained by launch/sft.py: resume" in refused(tpu_train.main, [*flags[:3], "--rl.steps", steps])
     assert "are other files than when" in refused(sft.main, [*flags, "--sft.trajectories", str(step_path(demos[1], 0))])
+    assert "sft.keep is 'all' in" in refused(sft.main, [*flags, "--sft.keep", "best"])
     sft.main(flags)
     assert numbers(out) == numbers(finished)
     assert "sft.epochs changed: 1 -> 2" in capsys.readouterr().err
