@@ -1,4 +1,4 @@
-"""Mem-alpha's answer scores and rewards, computed from text without a model (arXiv 2509.25911, section 4.1).
+"""Mem-alpha's answer scores and rewards, computed from text without a model (arXiv 2509.25911).
 
 The reward of chunk t is  r1 + 0.05 r3 + r2[t] + 0.1 r4[t].  All chunks of a stream share r1, the mean score of the
 questions, and r3, the compression of the final memory; r2[t] is the fraction of the chunk's calls that succeeded, and
