@@ -17,7 +17,6 @@ def reward(trajectories: list[Trajectory]) -> list[float]:
 def _reward(trajectory: Trajectory) -> float:
     outcome, problem = trajectory.outcome, trajectory.problem
     answer = token_f1(outcome.answer, problem.golden_answers)
-    results = [result for turn in outcome.turns for result in turn.results]
-    found = {passage.title.casefold() for result in results for passage in result.passages}
+    found = {passage.title.casefold() for passage in outcome.passages}
     titles = {title.casefold() for title in problem.supporting_titles}
     return (answer + len(titles & found) / len(titles)) / 2 if titles else answer

@@ -187,14 +187,15 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
     if hosts.count > 1:  # the others have answered in the meantime
         done = evaluation.read_summaries(folder, problems)
     summaries = [done[problem.id] for problem in problems]
-    lost = sum(one.stop.is_fault for one in summaries)
-    if lost == len(summaries):
+    counted = [one for one in summaries if not one.stop.is_fault]
+    lost = len(summaries) - len(counted)
+    if not counted:
         raise SystemExit(
             f"error: all {lost} questions were lost to faults; fix that and rerun with --resume --out {out}"
         )
-    metrics = trajectory_metrics(summaries, run.agent)
+    metrics = trajectory_metrics(counted, run.agent)
     known = {name: value for name, value in metrics.items() if not math.isnan(value)}
-    result = weights | {"questions": len(summaries) - lost, "lost": lost, "metrics": known}
+    result = weights | {"questions": len(counted), "lost": lost, "metrics": known}
     default = "encyclopedia" if config.data.is_synthetic else "questions"
     result["evaluation"] = summarize_evaluation(
         summaries, in_distribution=config.evaluation.in_distribution, default_dataset=default, seed=config.seed

@@ -56,8 +56,7 @@ def main(argv: Sequence[str]) -> None:
         outputs.require_writable(out, "--out")
         if out.suffix != ".html":
             raise ValueError(f"--out {out}: choose a name that ends in .html, so that no file of a run is replaced")
-        shown = {"compare": flags.compare, "max_trajectories": flags.max_trajectories}
-        write = partial(write_page, flags.run, out, **shown)
+        write = partial(write_page, flags.run, out, compare=flags.compare, max_trajectories=flags.max_trajectories)
         written: dict[Path, int] = {}
         while flags.follow and not has_ended(flags.run):
             shown_files = [flags.run / METRICS_FILE, *(flags.run / "trajectories").glob("*.jsonl.gz")]

@@ -305,6 +305,11 @@ class Outcome:
 
 Workflow = Generator[Generate | Search | Call, Any, Outcome]
 
+    @property
+    def passages(self) -> tuple[Passage, ...]:
+        """What all searches found, in their order."""
+        return tuple(passage for turn in self.turns for result in turn.results for passage in result.passages)
+
 
 @dataclass(frozen=True)
 class Context:

@@ -191,8 +191,7 @@ class QuestionAgent(Agent):
         scores = answers.answer_scores(answer, golden)
         ids = problem.metadata.get("supporting_ids")  # of documents; a passage's id is DOCUMENT#START
         if wanted := set(map(str, ids)) if isinstance(ids, list | tuple) else set():
-            results = (result for turn in outcome.turns for result in turn.results)
-            found = {passage.id.partition("#")[0] for result in results for passage in result.passages}
+            found = {passage.id.partition("#")[0] for passage in outcome.passages}
             scores["evidence_recall"] = len(found & wanted) / len(wanted)
         return ScoredTrajectory(trajectory, earned.value, earned.reason, scores)
 

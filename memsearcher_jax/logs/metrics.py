@@ -45,7 +45,7 @@ class MetricsWriter:
             raise ValueError(f"{path} holds the metrics of an earlier run: resume that run or choose another folder")
         kept = [metrics for metrics in earlier if metrics["step"] < (resume_step or 0)]
         self._last: Metrics = kept[-1] if kept else {"step": -1}
-        self._lines = list(map(_encode, kept))
+        self._lines = [encode_line(encode_floats(metrics)) for metrics in kept]
         self._write()
         self._trackers: list[TensorBoard | WeightsAndBiases] = []
         if "tensorboard" in trackers:
@@ -79,7 +79,7 @@ class MetricsWriter:
     def _add(self, line: Metrics, metrics: Mapping[str, float]) -> None:
         values = {name: float(value) for name, value in metrics.items()}
         self._last = line | values
-        self._lines.append(_encode(self._last))
+        self._lines.append(encode_line(encode_floats(self._last)))
         self._is_written = False
         self._track(lambda tracker: tracker.log(int(line["step"]), values))
         self._write()
@@ -125,7 +125,3 @@ def read_metrics(path: str | Path) -> list[Metrics]:
         except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"{where}: no metrics of a step ({error})") from error
     return steps
-
-
-def _encode(metrics: Metrics) -> str:
-    return encode_line(encode_floats(metrics))

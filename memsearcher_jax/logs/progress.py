@@ -32,8 +32,8 @@ DISPLAYED = {
 def format_metrics(metrics: Mapping[str, float]) -> str:
     """One line with the metrics of `DISPLAYED`, then the seconds of each phase."""
     parts = [form.format(metrics[name]) for name, form in DISPLAYED.items() if name in metrics]
-    phases = {name.removeprefix(PHASE_PREFIX): value for name, value in metrics.items() if PHASE_PREFIX in name}
-    return "  ".join(parts + [f"{phase} {seconds:.1f}s" for phase, seconds in phases.items()])
+    phases = (one for one in metrics.items() if one[0].startswith(PHASE_PREFIX))
+    return "  ".join(parts + [f"{name.removeprefix(PHASE_PREFIX)} {seconds:.1f}s" for name, seconds in phases])
 
 
 class Progress:

@@ -4,7 +4,7 @@
     RUN/trajectories/host_0000.jsonl.gz       those of one host of an evaluation, appended one at a time
 
     {"problem":  {"id", "question", "golden_answers", "metadata", "stream": null or
-                  {"source", "chunks", "questions": [{"text", "answer", "kind"}]}},
+                  {"source", "chunks", "questions": [{"text", "answer", "kind", "evidence"}]}},
      "rollout":  index within the group,
      "reward":   number, "reason": explanation of the reward,
      "scores":   {"exact_match": number, ...},
@@ -106,8 +106,7 @@ def log_lines(path: Path) -> Iterator[tuple[str, bytes]]:
 
 def clean_log(path: Path, keep: Callable[[ScoredTrajectory], bool]) -> None:
     """Remove an incomplete end, and the trajectories that are not to be kept. Raises ValueError if it is damaged."""
-    logged = list(read_trajectories(path, log=True))
-    kept = list(filter(keep, logged))
+    kept = list(filter(keep, read_trajectories(path, log=True)))
     try:
         complete = len(kept) == sum(1 for _ in numbered_lines(path))
     except ValueError:
@@ -253,8 +252,7 @@ def failure(scored: ScoredTrajectory) -> str:
     if scored.scores.get("exact_match", 1) == 1 or outcome.stop.is_fault:
         return ""
     queries = [query.text for turn in outcome.turns for query in turn.queries]
-    results = [result for turn in outcome.turns for result in turn.results]
-    shown = {passage.title.casefold() for result in results for passage in result.passages}
+    shown = {passage.title.casefold() for passage in outcome.passages}
     if outcome.stop is not StopReason.ANSWERED:
         return "no_answer"
     if len(set(queries)) < len(queries):

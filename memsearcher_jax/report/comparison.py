@@ -56,17 +56,21 @@ def read_evaluation(folder: Path) -> FinishedEvaluation:
         raise FileNotFoundError(f"{folder} holds no evaluation: name a folder that launch/evaluate.py wrote")
     results = read_results(folder)
     questions: dict[str, AnsweredQuestion] = {}
+    counts = set[str]()  # a trajectory without one of them has 0, as in the results
     for file in sorted((folder / "trajectories").glob(HOST_FILES)):
         for scored in read_trajectories(file):
             problem, outcome = scored.trajectory.problem, scored.trajectory.outcome
             if outcome.stop.is_fault:  # without a score, and not among the results' questions
                 continue
             numbers = numbers_of(summarize_trajectory(scored))
+            counts.update(outcome.counts)
             scores = {name: numbers[name] for name in (*scored.scores, "reward") if name in numbers}
             turns = metric_columns(turn.metrics for turn in memory_quality(scored.trajectory))
             metrics = numbers | {name: mean(values) for name, values in turns.items()}
             result = {"answer": outcome.answer, "stop": outcome.stop.value, "scores": scores}
             questions[problem.id] = AnsweredQuestion(problem, result, metrics)
+    for one in questions.values():
+        one.metrics.update(dict.fromkeys(counts - one.metrics.keys(), 0.0))
     if len(questions) != results.get("questions"):
         raise ValueError(
             f"{folder} is damaged: {RESULTS_FILE} counts {results.get('questions')} questions, but there are "
@@ -88,11 +92,11 @@ def compare_evaluations(first: FinishedEvaluation, second: FinishedEvaluation) -
     if not pairs:
         sides = [f"{side.folder} (questions {', '.join([*side.questions][:2])}, …)" for side in (first, second)]
         raise ValueError(f"{' and '.join(sides)} share no question: compare evaluations of the same data")
-    for a, b in pairs:
-        if (a.problem.question, a.problem.golden_answers) != (b.problem.question, b.problem.golden_answers):
-            sides = f"{shorten(a.problem.question, 60)!r} in {first.folder} and {shorten(b.problem.question, 60)!r}"
+    for one, other in ((a.problem, b.problem) for a, b in pairs):
+        if (one.question, one.golden, one.stream) != (other.question, other.golden, other.stream):
+            sides = f"{shorten(one.question, 60)!r} in {first.folder} and {shorten(other.question, 60)!r}"
             raise ValueError(
-                f"question {a.problem.id!r} is {sides} in {second.folder}, or its golden answers differ: compare "
+                f"question {one.id!r} is {sides} in {second.folder}, or its golden answers or texts differ: compare "
                 "evaluations of the same data"
             )
     by = next((name for a, b in pairs for name in a.result["scores"] if name in b.result["scores"]), "")

@@ -49,10 +49,10 @@ def shorten(text: str, limit: int) -> str:
 
 def make_table(*columns: str, left: Collection[str] = ()) -> Table:
     """A table without borders. The columns after the first one are right-aligned, except those in `left`."""
-    table = Table(*columns, box=None, header_style="dim", pad_edge=False)
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for name in columns:
+        table.add_column(safe_text(name), justify="left" if name in (columns[0], *left) else "right")
     table.columns[0].overflow = "fold"  # a name that is cut does not name its row
-    for column in table.columns[1:]:
-        column.justify = "left" if column.header in left else "right"
     return table
 
 
@@ -115,7 +115,7 @@ def show_end(outcome: Outcome, problem: Problem, console: Console, *, reward: fl
 
 def sources_of(outcome: Outcome) -> tuple[list[Passage], int]:
     """The passages that contain the answer, both normalized, in the order they were found, and how many were found."""
-    found = {passage.id: passage for turn in outcome.turns for result in turn.results for passage in result.passages}
+    found = {passage.id: passage for passage in outcome.passages}
     answer = normalize(outcome.answer)
     sources = [passage for passage in found.values() if answer and f" {answer} " in f" {normalize(passage.contents)} "]
     return sources, len(found)

@@ -33,8 +33,7 @@ from memsearcher_jax.types import StopReason, TrajectorySummary
 
 SCORES = ("exact_match", "f1", "cover_exact_match", "precision", "recall", "accuracy", "evidence_recall")
 """The scores of an answer and, last, of a stream."""
-CONTEXT = ("tokens_per_turn", "mean_peak_context_tokens", "peak_context_tokens")
-EFFORT = ("turns", "searches", *CONTEXT, "memory_tokens")
+EFFORT = ("turns", "searches", "tokens_per_turn", "mean_peak_context_tokens", "peak_context_tokens", "memory_tokens")
 """The cost of an answer or of reading a stream."""
 MEMORY = ("stream_tokens", "memory_tokens/core", "memory_tokens/semantic", "memory_tokens/episodic", "compression")
 """Of the memory that a stream became; compression is 1 - memory / stream, over all streams."""
@@ -61,10 +60,11 @@ def numbers_of(summary: TrajectorySummary) -> dict[str, float]:
 
 
 def summarize(summaries: Sequence[TrajectorySummary]) -> dict[str, float]:
-    """Means over the trajectories that have a number (tokens per turn: over turns), the names of `SHOWN` first.
+    """Means over the trajectories that were not lost and have a number (tokens per turn: over turns), first of `SHOWN`.
 
     A count that only some trajectories have is 0 for the others. A mean that is not known is absent.
     """
+    summaries = [summary for summary in summaries if not summary.stop.is_fault]
     no_counts = dict.fromkeys((name for summary in summaries for name in summary.counts), 0.0)
     columns = metric_columns(no_counts | numbers_of(summary) for summary in summaries)
     means = {name: mean(values) for name, values in columns.items()}
@@ -208,7 +208,7 @@ def show_results(results: Mapping[str, Any], console: Console) -> None:
 
 def show_table(table: ResultTable, console: Console) -> None:
     first, *others = table.columns
-    shown = make_table(safe_text(first).plain, *(name.replace(" ", "\n", 1) for name in others))
+    shown = make_table(first, *(name.replace(" ", "\n", 1) for name in others))
     for name, *cells in table.rows:
         texts = [of if isinstance(of, str) else Text.assemble(of[0], (f"\n{of[1]}–{of[2]}", "dim")) for of in cells]
         shown.add_row(safe_text(str(name)), *texts)
@@ -241,7 +241,8 @@ def _benchmark_json(name: str, group: Sequence[TrajectorySummary], seed: int, lo
     """`types`: the accuracy of each type of question, which a stream's data set names in `accuracy/SOURCE/TYPE`."""
     stops = Counter(summary.stop.value for summary in group)
     columns = metric_columns(map(numbers_of, group))
-    types = sorted(one for one in columns if one.startswith("accuracy/") and one.count("/") == 2)
+    accuracies = [one for one in columns if one.startswith("accuracy/")]
+    types = sorted(one for one in accuracies if one.rpartition("/")[0] in accuracies)  # a source may have a slash
 
     def interval(score: str) -> dict[str, float]:
         return asdict(mean_interval(columns[score], named_rng(seed, name)))

@@ -67,4 +67,4 @@ def format_metric(name: str, value: float, digits: int = 4) -> str:
         return "–"
     if {name.partition("/")[0], name.rpartition("/")[2]} & FRACTIONS:
         return f"{percent(value)} %"
-    return f"{value:,.{digits}g}" if abs(value) < 10**digits else f"{value:,.0f}"
+    return f"{value:,.{digits}g}" if abs(value) < 10**digits - 0.5 else f"{value:,.0f}"  # 999.9: 1,000, not 1e+03

@@ -145,8 +145,10 @@ def _trace(
 
 def _text_metrics(turn: Turn) -> Metrics:
     """Length, truncation, copying and change (as the viewers show it) of the memory that the turn wrote."""
-    old, new, written = turn.memory, turn.new_memory, protocol.memory(turn.rewrite)
-    cut = 0 < len(new) < len(written)  # an empty memory was not cut: the agent carries none
+    old, new, text = turn.memory, turn.new_memory, turn.rewrite or turn.reply
+    written = protocol.memory(text) or text.strip()
+    # An empty memory was not cut: the agent carries none. A cut one is the beginning of what was written.
+    cut = bool(new) and new != written and written.startswith(new)
     metrics: Metrics = {"memory/words": float(len(new.split())), "memory/cut": float(cut)}
     if turn.observation and (memory_T := tokenize(new)):
         metrics["memory/copied"] = copied_fraction(memory_T, tokenize(shown_text(turn)), MIN_COPIED_RUN)

@@ -88,22 +88,25 @@ def test_metrics_equal_hand_computed_values(cwd):
 
 
 def test_streams_are_compared_where_both_have_a_score(cwd, refused):
-    def stream(number, accuracy):
-        problem = Problem.of_stream(f"s{number}", Stream("squad", ("text",), (StreamQuestion("Who?", "Ada"),)))
-        outcome = {"stop": StopReason.STREAM_READ, "scores": {"accuracy": accuracy}}
+    def stream(number, accuracy, text="text", **counts):
+        problem = Problem.of_stream(f"s{number}", Stream("squad", (text,), (StreamQuestion("Who?", "Ada"),)))
+        outcome = {"stop": StopReason.STREAM_READ, "scores": {"accuracy": accuracy}, "counts": counts}
         if math.isnan(accuracy):
-            outcome = {"stop": StopReason.CONTEXT_FULL, "scores": {}}
+            outcome |= {"stop": StopReason.CONTEXT_FULL, "scores": {}}
         return scored(turns=(), problem=problem, reward=accuracy, answer="", **outcome)
 
-    write(Path("c"), [stream(number, value) for number, value in enumerate((math.nan, 0.5, 0.5))])
-    write(Path("d"), [stream(number, value) for number, value in enumerate((1.0, 1.0, 0.25))])
+    write(Path("c"), [stream(0, math.nan), stream(1, 0.5), stream(2, 0.5, calls_failed=3)])
+    write(Path("d"), [stream(0, 1.0, calls_failed=6), stream(1, 1.0), stream(2, 0.25)])
     result = run("c", "d")
     metrics = result["metrics"]
     assert (result["by"], result["shared"]) == ("accuracy", 3)
     assert (metrics["accuracy"]["count"], metrics["turns"]["count"]) == (2, 3)
+    assert (metrics["calls_failed"]["first"], metrics["calls_failed"]["second"]) == (1, 2), "0 where there is none"
     assert ([one["id"] for one in result["won"]], [one["id"] for one in result["lost"]]) == (["s1"], ["s2"])
     write(Path("e"), [stream(0, math.nan)])
     assert "c and e have no score in common" in refused(compare.main, ["c", "e"])
+    write(Path("f"), [stream(1, 0.5, "another text")])
+    assert "or its golden answers or texts differ" in refused(compare.main, ["c", "f"])
 
 
 def test_settings_that_differ_are_listed(cwd, capsys):
@@ -135,7 +138,7 @@ def test_folders_that_cannot_be_compared(shards, results, line, cwd, refused):
 
 def test_evaluations_that_are_unfinished_or_of_other_answers_are_not_compared(cwd, refused):
     write(Path("x"), [question(n, True, golden=("Bob",)) for n in range(3)])
-    line = "question 'q0' is 'Who is number 0?' in a and 'Who is number 0?' in x, or its golden answers"
+    line = "question 'q0' is 'Who is number 0?' in a and 'Who is number 0?' in x, or its golden answers or"
     assert line in refused(compare.main, ["a", "x"])
     Path("x/results.json").unlink()
     assert "x is no finished evaluation: run launch/evaluate.py --resume --out x" in refused(compare.main, ["a", "x"])

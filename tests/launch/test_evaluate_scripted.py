@@ -168,6 +168,7 @@ def test_lost_questions_are_counted_apart_and_asked_again(scripted, uninterrupte
     assert (broken["questions"], broken["lost"]) == (12 - len(lost), len(lost))
     benchmark = broken["evaluation"]["benchmarks"]["encyclopedia"]
     assert (benchmark["questions"], benchmark["lost"]) == (12 - len(lost), len(lost))
+    assert all(broken["metrics"][name] == benchmark[name] for name in ("turns", "searches", "tokens_per_turn"))
     assert f"{len(lost)} questions were lost to faults" in capsys.readouterr().out
     resumed, _ = scripted(second, "--resume")
     assert sorted(second.problem_ids) == sorted(lost)

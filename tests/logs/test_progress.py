@@ -10,7 +10,7 @@ METRICS = {
     "time/rollout": 12.34,
     MetricName.TOKENS_PER_SECOND: 1234.5,
     MetricName.REWARD: 0.1234,
-    "other": 1.0,
+    "accuracy/lifetime/other": 1.0,
     MetricName.EXACT_MATCH: 0.05,
     MetricName.TURNS: 2.44,
     "time/update": 3.0,

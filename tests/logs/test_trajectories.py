@@ -35,18 +35,15 @@ from tests import samples
 # A model can write lone surrogates and line separators, which break careless writers.
 text = st.text() | st.sampled_from(["\ud800", "a\u2028b\x85c\r\n", "\x1b[31m", "<|im_end|>"])
 number = st.floats(allow_nan=False)
-passages = st.lists(st.builds(Passage, text, text, number), max_size=2).map(tuple)
-turns = st.builds(
-    Turn,
-    memory=text,
-    reply=text,
-    calls=st.lists(text, max_size=2).map(tuple),
-    queries=st.lists(st.builds(Query, text, st.integers()), max_size=2).map(tuple),
-    results=st.lists(st.builds(SearchResult, passages, text), max_size=2).map(tuple),
-    observation=text,
-    rewrite=text,
-    new_memory=text,
-)
+
+
+def several(one):
+    return st.lists(one, max_size=2).map(tuple)
+
+
+queries, passages = several(st.builds(Query, text, st.integers())), several(st.builds(Passage, text, text, number))
+results = several(st.builds(SearchResult, passages, text))
+turns = st.builds(Turn, text, text, several(text), queries, results, text, text, text)
 columns = st.lists(st.tuples(st.integers(0, 152_063), number, st.booleans()), max_size=5).map(
     lambda tokens: tuple(zip(*tokens, strict=True)) if tokens else ((),) * 3
 )
@@ -56,19 +53,17 @@ json_values = st.recursive(
 )
 trajectories = st.builds(
     Trajectory,
-    problem=st.builds(
-        Problem, text, text, st.lists(text, max_size=2).map(tuple), st.dictionaries(text, json_values, max_size=2)
-    ),
+    problem=st.builds(Problem, text, text, several(text), st.dictionaries(text, json_values, max_size=2)),
     rollout=st.integers(0, 9),
     outcome=st.builds(
         Outcome,
         st.sampled_from(StopReason),
         text,
-        st.lists(turns, max_size=2).map(tuple),
+        several(turns),
         st.dictionaries(text, st.integers() | st.booleans() | number, max_size=2),
         text,
     ),
-    contexts=st.lists(contexts, max_size=2).map(tuple),
+    contexts=several(contexts),
     transcript=text,
 )
 scored = st.builds(
@@ -99,10 +94,8 @@ def test_the_file_is_strict_json_lines_with_the_documented_fields(tmp_path):
     assert compress_trajectories([simple()]) == compress_trajectories([simple()])
     assert record["contexts"] == [{"ids": [1, 2], "logprobs": [0.0, -0.5], "sampled": [0, 1], "version": 0}]
     assert record["outcome"]["stop"] == "answered"
-    assert set(json.loads(second)) == {
-        "problem", "rollout", "reward", "reason", "scores", "context_rewards", "outcome", "contexts",
-        "transcript",
-    }  # fmt: skip
+    fields = "problem rollout reward reason scores context_rewards outcome contexts transcript"
+    assert set(json.loads(second)) == set(fields.split())
 
 
 def test_fields_that_only_a_workflows_outcome_has_are_not_stored():
@@ -125,10 +118,6 @@ def test_damaged_files_raise(tmp_path):
         list(read_trajectories(path))
     path.write_bytes(b"plain text")
     with pytest.raises(ValueError, match="damaged after line 0"):
-        list(read_trajectories(path))
-    atomic_write(path, compress_trajectories([simple()] * 50))
-    path.write_bytes(path.read_bytes()[:-12])
-    with pytest.raises(ValueError, match="damaged after line"):
         list(read_trajectories(path))
 
 

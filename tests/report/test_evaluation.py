@@ -108,7 +108,7 @@ def test_stop_reasons_are_printed_and_untrusted_names_are_escaped():
 
 def test_metrics_have_a_line_each_except_stop_reasons():
     metrics = {"exact_match": 0.12345, "wrong/misread": 0.1, "golden/any_held": 0.5, "f1": 0.0}
-    metrics |= {"generated_tokens": 123456.0, "stop/answered": 1.0, "stop/fault": 0.0}
+    metrics |= {"generated_tokens": 9999.7, "stop/answered": 1.0, "stop/fault": 0.0}
     _, _, table = printed(summarize_evaluation(sample("nq", 1, 2)), metrics=metrics).partition("metric ")
     rows = [re.split("  +", line.strip()) for line in table.partition("\n\n")[0].splitlines()]
     assert rows == [
@@ -117,7 +117,7 @@ def test_metrics_have_a_line_each_except_stop_reasons():
         ["wrong: all supporting pages were shown, or the data does not name them", "10.0 %"],
         ["golden answers: any in the new memory", "50.0 %"],
         ["F1", "0.0 %"],
-        ["generated tokens", "123,456"],
+        ["generated tokens", "10,000"],
     ]
 
 
@@ -193,3 +193,5 @@ def test_streams_by_type_of_question():
     assert kinds["event"]["low"] <= 0.375 <= kinds["event"]["high"]
     assert "event" in printed(found) and found["benchmarks"]["made"]["types"]["event"]["streams"] == 1
     assert summarize_evaluation(SEVERAL)["benchmarks"]["nq"]["types"] == {}
+    of_a_hub = summarize_evaluation([stream("[/b]/made", 10, 0.5)])
+    assert set(of_a_hub["benchmarks"]["[/b]/made"]["types"]) == {"event"} and "[/b]/made  streams" in printed(of_a_hub)

@@ -136,6 +136,8 @@ def test_an_agent_that_carries_no_memory_holds_nothing_and_one_without_a_memory_
     written = Turn("", "...", observation="Ada of the Mill", rewrite="<memory> Ada </memory>")
     done = quality(written, written)
     assert [turn.wrote_memory for turn in done] == [True, True]
+    cut = Turn("", "<memory>Ada, Mill, Lake</memory>", new_memory="Ada, Mill")  # memagent's reply is its rewrite
+    assert [turn.metrics["memory/cut"] for turn in quality(cut, replace(cut, reply="Ada, Mill"))] == [1.0, 0.0]
     zero = ("golden/held", "supporting/held", "memory/words", "memory/cut")
     assert all(means(done)[name] == 0.0 for name in zero) and "memory/copied" not in means(done)
     read = quality(replace(written, rewrite=""), stop=StopReason.ANSWERED)

@@ -61,7 +61,7 @@ def inline_svg(svg: str, title: str) -> str:
     view_box = re.search(r'viewBox="[^"]*"', svg)
     body = re.sub(r"<defs> <style.*?</style> </defs>", "", svg[svg.index(">") + 1 :])
     body = re.sub(r'<g id="tip: ([^"]*)">', lambda tip: f"<g><title>{safe_text(tip[1]).plain}</title>", body)
-    body = re.sub(r' style="([^"]*)"', lambda match: _attributes(match[1]), re.sub(r'<g id="[^"]*">', "<g>", body))
+    body = re.sub(r' style="([^"]*)"', lambda match: _attributes(match[1]), re.sub(r'<g id="[^"]*"', "<g", body))
     return f'<svg class="chart" {view_box and view_box[0]} role="img" aria-label="{escape_html(title)}">{body}'
 
 

@@ -77,7 +77,9 @@ class TrajectoryRecords:
     def _turn(self, turn: Turn, quality: TurnQuality, previous_memory: str) -> dict[str, Any]:
         thought, closed, action = turn.reply.partition("</think>")
         passages = [passage.contents for result in turn.results for passage in result.passages]
-        shown_in_full = bool(passages) and all(contents in turn.observation for contents in passages)
+        # What calls that are no searches returned is in the observation alone.
+        searched = bool(passages) and len(turn.calls) <= len(turn.queries)
+        shown_in_full = searched and all(contents in turn.observation for contents in passages)
         return {
             # null if it is the new memory of the previous turn, as it is nearly always.
             "memory": None if turn.memory == previous_memory else turn.memory,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from memsearcher_jax.jsonl import numbered_lines
+from memsearcher_jax.jsonl import flatten, numbered_lines
 from memsearcher_jax.logs.metrics import METRICS_FILE, Metrics, read_metrics
 from memsearcher_jax.logs.run_facts import RESULTS_FILE, read_facts
 from memsearcher_jax.logs.trajectories import HOST_FILES, STEP_FILES, decode_trajectory, log_lines, summarize_trajectory
@@ -124,7 +124,5 @@ def groups_of(run: RunData, label: str = "") -> list[TrajectoryGroup]:
 
 def distinct_labels(run: RunData, other: RunData) -> tuple[str, str]:
     """Different labels for two runs, which start with the workflow."""
-    first, second = (
-        f"{one.settings.get('agent', {}).get('workflow', '')} ({one.name})".strip() for one in (run, other)
-    )
+    first, second = (f"{flatten(one.settings).get('agent.workflow', '')} ({one.name})".strip() for one in (run, other))
     return (first, second) if first != second else (f"{first} 1", f"{second} 2")

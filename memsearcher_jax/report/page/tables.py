@@ -77,7 +77,8 @@ def tiles(group: TrajectoryGroup, other: TrajectoryGroup | None) -> str:
         if name in SHOWN:
             below = f"<small>{format_metric(name, others[name])} in the other</small>" if name in others else ""
             cells.append(f"<div><dt>{escape_html(label(name))}</dt><dd>{format_metric(name, value)}{below}</dd></div>")
-    note = f"Means over {len(group.summaries):,} trajectories: {group.label}{f'; {other.label}' if other else ''}."
+    count = sum(not summary.stop.is_fault for summary in group.summaries)
+    note = f"Means over {count:,} trajectories: {group.label}{f'; {other.label}' if other else ''}."
     return f'<dl class="tiles">{"".join(cells)}</dl><p class="note">{escape_html(note)}</p>'
 
 
@@ -173,7 +174,7 @@ def datasets_table(groups: Sequence[TrajectoryGroup]) -> str:
         for name in datasets:
             if chosen := [summary for summary in group.summaries if summary.dataset == name]:
                 title = f"{name or 'unnamed'}, {group.label}" if len(groups) > 1 else name or "unnamed"
-                means[title] = {"questions": len(chosen)} | summarize(chosen)  # without scores, if all were lost
+                means[title] = {"questions": sum(not one.stop.is_fault for one in chosen)} | summarize(chosen)
     return result_table(means_table("Results by dataset", ("questions", *SHOWN), means)) if len(datasets) > 1 else ""
 
 

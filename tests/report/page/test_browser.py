@@ -42,7 +42,7 @@ def trajectory(number):
     text, stop = EVIL if number == 0 else f"text of {number}", STOPS[number % 4]
     before, after = MEMORIES[number % len(MEMORIES)]
     body = "It mentions a Zweibrücken only here." if number == 4_321 else f"Body {number % 40}."
-    found = (SearchResult((Passage("1", f'"Title {text}"\n{body} {text}', 0.5),)),)
+    found = (SearchResult((Passage("1", f'""Title" {text}"\n{body} {text}', 0.5),)),)
     searched = Turn("", f"{text}</think>call", ("c",), (Query(text, 1),), found, "o", "r", before)
     turns = (searched, Turn(before, f"again {text}</think>call", rewrite="r", new_memory=after), Turn(after, "done"))
     question = EVIL if number == 0 else f"Question number {number}?"
@@ -188,7 +188,7 @@ def test_markup_and_script_are_shown_as_text(page):
     assert heading(page) == EVIL
     text = by_id(page, "detail").text
     assert text.count(EVIL) >= 5
-    assert f"Title {EVIL}" in text
+    assert f'1. "Title" {EVIL}' in text
     assert page.find_elements(By.CSS_SELECTOR, "main img, #rows b, #detail h3 *, .prose b, body > b") == []
     assert page.execute_script("return window.hit === undefined")
     with pytest.raises(NoAlertPresentException):

@@ -183,7 +183,9 @@ def test_a_dataset_without_scores_keeps_the_columns_of_the_others(tmp_path):
     head, nq, popqa = rows(page, "Results by dataset")
     assert head[:6] == ["benchmark", "questions", "EM", "F1", "cover-EM", "reward"]
     assert nq[:6] == ["nq", "1", "100.0 %", "100.0 %", "100.0 %", "1"]
-    assert popqa[:7] == ["popqa", "1", "–", "–", "–", "–", "0.0 %"]
+    assert popqa[:7] == ["popqa", "0", *"–––––"]
+    tiles = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.source))
+    assert tiles["answered"] == "100.0 %" and "Means over 1 trajectories: all." in page.text
 
 
 def test_streams_have_an_accuracy_and_their_questions(tmp_path):
@@ -269,13 +271,14 @@ def test_each_text_is_stored_once(tmp_path):
     turns = (
         Turn("", "a", ("c",), (Query("q", 1),), found, 'shown: "T"\nlong text', "<memory>m</memory>", "m"),
         Turn("m", "b", ("c",), (Query("q", 1),), found, "shown: lo", "nothing", ""),
-        Turn("n", "c"),
+        Turn("n", "c", ("c", "add"), (Query("q", 1),), found, 'shown: "T"\nlong text, sum: 42'),
     )
     page, _ = page_of(evaluation(tmp_path / "ev", [scored(turns=turns), scored(turns=turns)]))
     first, second, third = page.data["trajectories"][0][0]["turns"]
     assert page.data["passages"] == [['"T"\nlong text']]
     assert [turn["memory"] for turn in (first, second, third)] == [None, None, "n"], "not that of the turn before"
     assert (first["observation"], second["observation"]) == ("", "shown: lo"), "a clipped observation is stored"
+    assert third["observation"].endswith("sum: 42"), "the result of a tool that is no search"
     assert (first["rewrite"], second["rewrite"]) == ("", "nothing")
     assert "transcript" in page.data["trajectories"][0][0]
 

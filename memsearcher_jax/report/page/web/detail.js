@@ -95,7 +95,7 @@ function showTurn(number, turn, before, previous, passage) {
   parts.push(...turn.searches.map(search => showSearch(search, passage)));
   if (turn.observation) {
     parts.push(section("Observation", make("details", {},
-      make("summary", {}, "passages as the model saw them, clipped"), prose(turn.observation, "mono"))));
+      make("summary", {}, "results as the model saw them, clipped"), prose(turn.observation, "mono"))));
   }
   if (turn.new_memory) parts.push(section("Rewritten memory", changes(before, turn.new_memory), qualityBadges(turn)));
   else if (turn.rewrite) parts.push(section("Rewrite without a memory", prose(turn.rewrite, "mono")));
@@ -135,7 +135,7 @@ function changes(before, after) {
 function showSearch(search, passage) {
   const passages = search.passages.map(([number, score], rank) => {
     const contents = passage(number), cut = contents.indexOf("\n");
-    const title = (cut < 0 ? contents : contents.slice(0, cut)).trim().replace(/^"+|"+$/g, "");
+    const title = (cut < 0 ? contents : contents.slice(0, cut)).trim().replace(/^"(.*)"$/, "$1");
     const body = cut < 0 ? "" : contents.slice(cut + 1);
     const start = body.length > SNIPPET_LENGTH ? body.slice(0, SNIPPET_LENGTH).trimEnd() + " …" : body;
     return make("details", {class: "passage"},
