@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import threading
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union
 
-from memsearcher_jax.python_files import load
+from memsearcher_jax.python_files import described, load
 
 JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
 
@@ -77,15 +79,28 @@ def _tool(function: Callable[..., Any], batch: Callable[..., Any] | None) -> Too
         for arguments in calls:
             signature.bind(**arguments)  # raises TypeError for wrong ones
         results = batch(list(calls)) if batch else [function(**arguments) for arguments in calls]
-        return asyncio.run(_gathered(results))
+        if not inspect.isawaitable(results) and not any(map(inspect.isawaitable, results := list(results))):
+            return results
+        return asyncio.run_coroutine_threadsafe(_gathered(results), _event_loop()).result()
 
     return Tool({"name": function.__name__, "description": description, "parameters": parameters}, answer, bool(batch))
 
 
+@cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """One loop, in a thread, for all coroutines: a client that several calls share works in the loop of the first."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    return loop
+
+
 async def _gathered(results: Any) -> list[Any]:
     """The results, of which any, or all together, may be awaitable."""
-    results = await results if inspect.isawaitable(results) else results
-    return [await one if inspect.isawaitable(one) else one for one in results]
+    try:
+        results = await results if inspect.isawaitable(results) else results
+        return [await one if inspect.isawaitable(one) else one for one in results]
+    except (KeyboardInterrupt, SystemExit) as error:  # which would end the loop
+        raise RuntimeError(described(error)) from error
 
 
 def _schema(hint: Any) -> dict[str, Any]:

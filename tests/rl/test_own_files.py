@@ -35,6 +35,7 @@ OPEN = "    reply = yield Generate(prompts.initial_prompt(question), 5)\n"
 TOOLS = r'''
 import asyncio, time
 from typing import Literal
+LOOPS = set()
 
 def add(first: int, second: float = 1.0, mode: Literal["sum", "text"] = "sum") -> str:
     """Adds two numbers."""
@@ -42,6 +43,7 @@ def add(first: int, second: float = 1.0, mode: Literal["sum", "text"] = "sum") -
 
 async def wait(seconds: float) -> str:
     """Waits."""
+    LOOPS.add(asyncio.get_running_loop())
     await asyncio.sleep(seconds)
     return "waited " * 100
 
@@ -262,9 +264,10 @@ def test_tools_are_answered_next_to_the_sampler(engine, params, file, tmp_path):
     trajectory, results = run(engine, params, tools, calls, timeout=1.5, clip=partial(TOKENIZER.clip, limit=9))
     texts = [result.text or result.error for result in results]
     assert texts[0] == "2.0" and texts[1] == "TypeError: missing a required argument: 'first'"
-    assert texts[2].startswith("TypeError: can only concatenate str") and texts[2].endswith("mine.py, line 7)")
+    assert texts[2].startswith("TypeError: can only concatenate str") and texts[2].endswith("mine.py, line 8)")
     assert texts[3:6] == ["Ada of 1?", "waited wa", "TimeoutError: no answer in 1.5 s"]
     assert [result.lost for result in results] == [False] * 6 + [True]
+    assert len(load(file(TOOLS), "agent.tools").LOOPS) == 1, "a client that both calls share works in one loop alone"
     (tmp_path / "log.gz").write_bytes(compress_trajectories([ScoredTrajectory(trajectory, 0.0)]))
     (logged,) = read_trajectories(tmp_path / "log.gz")
     assert logged.trajectory == trajectory
