@@ -111,9 +111,8 @@ class Agent(abc.ABC):
         completer completes nothing at all: there is nothing to learn from.
         """
 
-    @abc.abstractmethod
-    def check(self) -> None:
-        """Raises ValueError for settings that contradict each other."""
+    def check(self) -> None:  # noqa: B027
+        """Raises ValueError for settings that contradict each other; by default, none do."""
 
     @abc.abstractmethod
     def check_problems(self, problems: Iterable[Problem], count: Callable[[str], int], *, has_judge: bool) -> None:
@@ -194,9 +193,6 @@ class QuestionAgent(Agent):
             found = {passage.id.partition("#")[0] for passage in outcome.passages}
             scores["evidence_recall"] = len(found & wanted) / len(wanted)
         return ScoredTrajectory(trajectory, earned.value, earned.reason, scores)
-
-    def check(self) -> None:
-        """No settings that all of these agents share contradict each other."""
 
     def check_problems(self, problems: Iterable[Problem], count: Callable[[str], int], *, has_judge: bool) -> None:
         problems = list(problems)

@@ -10,19 +10,18 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from memsearcher_jax.agent.memalpha.conversations import LOCOMO, LONGMEMEVAL, locomo_score
 from memsearcher_jax.agent.memalpha.memory import CallResult, Status
-from memsearcher_jax.agent.reward import cover_exact_match, exact_match, golden_texts, token_f1
+from memsearcher_jax.agent.reward import cover_exact_match, golden_texts
 from memsearcher_jax.ranges import NonNegative, Probability
 
 if TYPE_CHECKING:
     from rouge_score.rouge_scorer import RougeScorer
-    from rouge_score.scoring import Score
 
 Gold = Any
 """A golden answer as data sets hold it: text, a list of texts, or an object with a `text`."""
@@ -153,10 +152,10 @@ def question_score(
         elements = [gold] if isinstance(gold, int) else gold  # a text is taken letter by letter, as in the original
         return float(bool(elements) and all(str(element).lower() in answer.lower() for element in elements))
     if "infbench" in source:
-        return best_metrics(answer, gold, ["rougeL_f1"])["rougeL_f1"]
+        return best_score(rouge_l, answer, gold)
     if "detectiveqa" in source:
         return float(short_answer(answer) in golden_texts(gold))
-    return best_metrics(answer, gold, ["substring_exact_match"])["substring_exact_match"]
+    return best_score(cover_exact_match, answer, gold)
 
 
 def judge_agrees(reply: str) -> bool:
@@ -191,40 +190,23 @@ def answer_line(prediction: str) -> str:
     return line[len("answer:") :].strip() if line.lower().startswith("answer:") else line
 
 
-def rouge(rouge_type: str, prediction: str, golden: str) -> Score:
-    """ROUGE (Lin, 2004) over Porter stems, with `precision`, `recall` and `fmeasure`."""
-    return _rouge_scorer(rouge_type).score(golden, prediction)[rouge_type]
+def rouge_l(prediction: str, golden: str) -> float:
+    """The F1 of ROUGE-L (Lin, 2004) over Porter stems."""
+    return _rouge_scorer().score(golden, prediction)["rougeL"].fmeasure
 
 
 @cache
-def _rouge_scorer(rouge_type: str) -> RougeScorer:
+def _rouge_scorer() -> RougeScorer:
     # rouge_score imports NLTK, which takes more than half a second
     from rouge_score.rouge_scorer import RougeScorer
 
-    return RougeScorer([rouge_type], use_stemmer=True)
+    return RougeScorer(["rougeL"], use_stemmer=True)
 
 
-METRICS: dict[str, Callable[[str, str], float]] = {
-    "exact_match": exact_match,
-    "f1": token_f1,
-    "substring_exact_match": cover_exact_match,
-    "rougeL_f1": lambda prediction, golden: rouge("rougeL", prediction, golden).fmeasure,
-    "rougeL_recall": lambda prediction, golden: rouge("rougeL", prediction, golden).recall,
-    "rougeLsum_f1": lambda prediction, golden: rouge("rougeLsum", prediction, golden).fmeasure,
-    "rougeLsum_recall": lambda prediction, golden: rouge("rougeLsum", prediction, golden).recall,
-}
-"""The answer metrics of MemoryAgentBench, each of a prediction and one golden answer, in [0, 1]."""
-
-
-def answer_metrics(prediction: str, gold: Gold, names: Iterable[str] = METRICS) -> dict[str, float]:
-    """The maximum of each metric over the golden answers; 0 if there are none."""
-    return {name: max((METRICS[name](prediction, text) for text in golden_texts(gold)), default=0.0) for name in names}
-
-
-def best_metrics(prediction: str, gold: Gold, names: Iterable[str] = METRICS) -> dict[str, float]:
-    """The maximum of each metric over the complete prediction and its `answer_line`."""
-    complete, line = (answer_metrics(text, gold, names) for text in (prediction, answer_line(prediction)))
-    return {name: max(complete[name], line[name]) for name in complete}
+def best_score(metric: Callable[[str, str], float], prediction: str, gold: Gold) -> float:
+    """The maximum over the golden answers, of the complete prediction and of its `answer_line`; 0 if there are none."""
+    texts = prediction, answer_line(prediction)
+    return max((metric(text, golden) for golden in golden_texts(gold) for text in texts), default=0.0)
 
 
 def after_thoughts(prediction: str) -> str:
@@ -243,7 +225,7 @@ def _is_missing(gold: Gold) -> bool:
 
 def _first_text(gold: Gold) -> str:
     if isinstance(gold, list):
-        return str(gold[0]) if gold else ""
+        return golden_texts(gold)[0] if gold else ""
     return str(gold.get("text", gold)) if isinstance(gold, dict) else str(gold)
 
 
