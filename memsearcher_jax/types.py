@@ -11,6 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from html import unescape
 from typing import Any, Protocol
 from unicodedata import normalize
 
@@ -75,7 +76,7 @@ class Problem:
             raise ValueError(
                 f"problem {self.id!r}: metadata.supporting_titles must be a list of strings, not {titles!r}"
             )
-        composed = dict.fromkeys(normalize("NFC", title) for title in titles)  # as passages are
+        composed = dict.fromkeys(normalize("NFC", unescape(title)) for title in titles)  # as passages are
         return tuple(title for title in composed if not _is_phrase(title, self.question))
 
     @classmethod
@@ -206,7 +207,7 @@ class Passage:
 
     @property
     def title(self) -> str:
-        line = self.contents.partition("\n")[0].strip()
+        line = unescape(self.contents.partition("\n")[0].strip())  # HotpotQA has "Lilo &amp; Stitch"
         return line[1:-1] if line[:1] == line[-1:] == '"' else line  # a title may have quotes of its own
 
 
@@ -302,13 +303,13 @@ class Outcome:
         if not isinstance(self.stop, StopReason) or not isinstance(self.answer, str):
             raise TypeError(f"Outcome takes a StopReason and a text, not {self.stop!r} and {self.answer!r:.200}")
 
-
-Workflow = Generator[Generate | Search | Call, Any, Outcome]
-
     @property
     def passages(self) -> tuple[Passage, ...]:
         """What all searches found, in their order."""
         return tuple(passage for turn in self.turns for result in turn.results for passage in result.passages)
+
+
+Workflow = Generator[Generate | Search | Call, Any, Outcome]
 
 
 @dataclass(frozen=True)
