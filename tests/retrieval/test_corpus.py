@@ -71,5 +71,5 @@ def test_errors_name_file_and_line(tmp_path, content, message):
 
 
 def test_the_quotes_around_a_title_are_no_part_of_it():
-    contents = ('""Weird Al" Yankovic"\ntext', "Oslo\ntext", ' "Oslo" \r\ntext')
-    assert [Passage("", one).title for one in contents] == ['"Weird Al" Yankovic', "Oslo", "Oslo"]
+    contents = ('""Weird Al" Yankovic"\ntext', "Lilo &amp; Stitch\ntext", ' "Oslo" \r\ntext')
+    assert [Passage("", one).title for one in contents] == ['"Weird Al" Yankovic', "Lilo & Stitch", "Oslo"]
