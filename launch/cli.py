@@ -251,12 +251,13 @@ def _resumed(command: type[CommandT], source: ResumableSource, words: Sequence[s
     stored = read_run_config(out)
     flags = _with_overrides(command, source, stored, words)
     require_same_code(out, stored, flags.run, words)
-    flags = replace(flags, run=hub.pinned(flags.run, stored))
+    flags = replace(flags, run=with_absolute_paths(hub.pinned(flags.run, stored)))
     for name, then, now in differences(stored, flags.run):
         if name.startswith("model.") and name not in RESUMABLE_MODEL_SETTINGS:
             raise ValueError(f"{name} is {then!r} in {out} and cannot change to {now!r}: omit it")
     if source.config or source.checkpoint:
-        for name, then, now in differences(flags.run, hub.pinned(_new(command, source, words).run, stored)):
+        given = with_absolute_paths(hub.pinned(_new(command, source, words).run, stored))
+        for name, then, now in differences(flags.run, given):
             raise ValueError(f"{name} is {then!r} in {out}, but --config and --checkpoint give {now!r}: omit both")
     return flags
 
@@ -276,4 +277,6 @@ def _tyro(kind: Any, argv: Sequence[str], **options: Any) -> Any:
     for word in argv:
         if any("\ud800" <= letter <= "\udfff" for letter in word):
             raise ValueError(f"the argument {word!r} is not valid UTF-8")
+    if empty := re.search(r"\0(--[^.=\0]+)[=\0]\0", "\0".join(["", *argv, ""])):  # an unset variable of a shell
+        raise ValueError(f"{empty[1]} is empty: give a value, or omit it")
     return tyro.cli(kind, args=list(argv), use_underscores=True, config=(tyro.conf.FlagCreatePairsOff,), **options)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from memsearcher_jax.launch import cli, outputs, preconditions
 from memsearcher_jax.logs.metrics import METRICS_FILE, read_metrics
 from memsearcher_jax.logs.progress import announced, format_metrics
-from memsearcher_jax.logs.run_facts import PAGE, RESULTS_FILE
+from memsearcher_jax.logs.run_facts import PAGE, RESULTS_FILE, WEIGHTS_FILE
 from memsearcher_jax.report.page.html import MAX_TRAJECTORIES, write_page
 from memsearcher_jax.report.plots import CURVES_FILE, training_curves
 from memsearcher_jax.runtime.ending import RunEnded
@@ -90,6 +90,8 @@ def open_output(
     if out and not hosts.first:
         return out
     if out and source.resume:
+        if kind != "evaluate" and (out / WEIGHTS_FILE).is_file() and not (out / CHECKPOINTS).exists():
+            raise ValueError(f"{out} holds an evaluation: continue it with launch/evaluate.py")
         job.enter_context(outputs.output_lock(out, wait=wait))
         return out
     return startup.enter_context(outputs.new_output_dir(out, kind, locks=job))

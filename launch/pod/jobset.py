@@ -78,14 +78,21 @@ def check(flags: Jobset, trainer_flags: Sequence[str]) -> None:
     if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", flags.name) or len(flags.name) > longest:
         rule = "lower-case letters, digits and hyphens; start with a letter and end without a hyphen"
         raise ValueError(f"--name {flags.name!r}: use at most {longest} {rule}")
+    for flag, value in (("--secret", flags.secret), ("--data_claim", flags.data_claim)):
+        if value and not re.fullmatch(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?", value):
+            raise ValueError(f"{flag} {value!r}: Kubernetes names are lower-case letters, digits, hyphens and dots")
     if names := sorted({word.partition("=")[0] for word in trainer_flags} & OWN_FLAGS):
         raise ValueError(f"{names[0]} cannot follow --: put --config and --out before it, weights in --model.path")
     run = cli.parse(tpu_train.Train, ["--config", flags.config, *trainer_flags]).run
     if flags.config not in cli.presets():
         raise ValueError(f"--config {flags.config}: choose a name, because the image has no presets besides configs/")
-    run.mesh.shape(flags.slices * tpu_slice.devices)
-    if (devices := tpu_slice.devices // tpu_slice.hosts) % run.sampling.tensor:
-        raise ValueError(f"sampling.tensor {run.sampling.tensor} does not divide the {devices} devices of a host")
+    mesh, tensor = run.mesh.shape(flags.slices * tpu_slice.devices), run.sampling.tensor
+    if (devices := tpu_slice.devices // tpu_slice.hosts) % tensor:
+        raise ValueError(f"sampling.tensor {tensor} does not divide the {devices} devices of a host")
+    rows, slots = (run.training.minibatch_rows, mesh["data"] * mesh["fsdp"]), (run.sampling.slots, devices // tensor)
+    for setting, (number, parts) in {"training.minibatch_rows": rows, "sampling.slots": slots}.items():
+        if number % parts:
+            raise ValueError(f"{setting} {number} does not divide over {parts}: choose a multiple of {parts}")
     preconditions.require_inputs(run, questions="data.train")
 
 

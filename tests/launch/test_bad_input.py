@@ -75,6 +75,7 @@ INVALID = {
         ("--out file/run", "--out file/run cannot be created (Not a directory): choose another directory"),
         ("--json folder", "--json folder is a directory or a device: choose a file"),
         ("--resume", "--resume needs --out"),
+        ("--config=", "--config is empty: give a value, or omit it"),
         ("--resume --out none", "none holds no run: there is no run.json in it"),
     ],
     export_hf: [("--config nano --out x", "--checkpoint is missing"), ("--checkpoint folder", "--out is missing")],
@@ -111,6 +112,7 @@ INVALID = {
         ("--retrieval.url http://other:8000", "retrieval.url is for clients"),
     ],
     serve_agent: [
+        (f"{SERVED} --cors_origins https://page.example/", "write https://host, without a path"),
         (f"{SERVED} --api_key_env NO_SUCH_KEY", "--api_key_env: the environment holds no variable of that name"),
         ("--config qwen7b --checkpoint folder", "needs --retrieval.index DIR or --retrieval.corpus FILE"),
         ("--config tiny_memalpha --checkpoint folder --memalpha.answer_from rag", "omit memalpha.answer_from"),

@@ -118,9 +118,11 @@ def test_evaluation_of_a_run(finished, evaluated):
     assert not (evaluated / "index").exists()  # the index of the run is used
 
 
-def test_an_evaluation_resumes_only_with_its_settings(finished, run, tmp_path, refused, snapshot, capsys):
+def test_an_evaluation_resumes_only_with_its_settings(run, tmp_path, refused, snapshot, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     out = tmp_path / "evaluation"
-    evaluate.main(["--checkpoint", str(run), "--out", str(out)])
+    for resume in ([], ["--resume"]):
+        evaluate.main(["--checkpoint", "run", "--model.path", "run", "--out", str(out), *resume])
     before = snapshot(out)
     error = refused(evaluate.main, ["--resume", "--out", out, "--evaluation.max_turns", "9"])
     assert f"evaluation.max_turns is 4 in {out} and cannot change to 9: start another evaluation" in error

@@ -171,6 +171,8 @@ def test_kubectl_gets_the_manifest_and_gives_its_status(fake_program, capsys, re
         (f"--config {cli.PRESETS / 'nano.py'}", "the image has no presets besides configs/"),
         ("-- --sampling.tensor 3", "sampling.tensor 3 does not divide the 4 devices of a host"),
         ("-- --mesh.tensor 3", "mesh data=1 fsdp=-1 tensor=3 does not fit 32 devices"),
+        ("-- --training.minibatch_rows 40 --mesh.tensor 2", "rows 40 does not divide over 16: choose a multiple of 16"),
+        ("--secret Api_keys", "--secret 'Api_keys': Kubernetes names are lower-case letters, digits, hyphens and dots"),
         ("-- --resume", "--resume cannot follow --: put --config and --out before it"),
         ("-- --out=gs://other/a", "--out cannot follow --: put --config and --out before it"),
     ],
