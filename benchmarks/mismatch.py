@@ -1,7 +1,7 @@
 """How far a sampler's log-probabilities are from those of the trainer, by the types of its weights and of its cache.
 
 python benchmarks/mismatch.py --size qwen05b               # random weights and tokens
-python benchmarks/mismatch.py --path smollm2 --text README.md --dtype float32
+python benchmarks/mismatch.py --path smollm2 --text LICENSE --dtype float32
 
 Of the tokens that the sampler draws, over the whole vocabulary at temperature 1: the k3 estimate of the divergence of
 the trainer from the sampler in nats per token, and quantiles of the absolute difference.
