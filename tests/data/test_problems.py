@@ -26,18 +26,12 @@ def row(**changes):
 
 def test_reads_rows_with_and_without_metadata(tmp_path):
     content = row() + b"\n" + row(id=1, question="誰?\u2028", metadata={"hops": 2}) + row(id="2", metadata=None)
-    plain, compressed = tmp_path / "q.jsonl", tmp_path / "q.jsonl.gz"
-    plain.write_bytes(content)
-    compressed.write_bytes(gzip.compress(content))
-    assert (
-        read_problems(plain)
-        == read_problems(compressed)
-        == [
-            Problem("q0", "Who?", ("Ann", "Änn")),
-            Problem("1", "誰?\u2028", ("Ann", "Änn"), {"hops": 2}),
-            Problem("2", "Who?", ("Ann", "Änn")),
-        ]
-    )
+    (tmp_path / "q.jsonl").write_bytes(content)
+    assert read_problems(tmp_path / "q.jsonl") == [
+        Problem("q0", "Who?", ("Ann", "Änn")),
+        Problem("1", "誰?\u2028", ("Ann", "Änn"), {"hops": 2}),
+        Problem("2", "Who?", ("Ann", "Änn")),
+    ]
 
 
 MALFORMED = [
@@ -76,8 +70,6 @@ def test_file_without_usable_rows_is_an_error(tmp_path):
     empty.write_bytes(b"{\n")
     with pytest.raises(ValueError, match="holds no questions"):
         read_problems(empty, on_malformed=lambda message: None)
-    with pytest.raises(FileNotFoundError, match="no such file"):
-        read_problems(tmp_path / "absent.jsonl")
 
 
 def test_load_concatenates_files_and_counts_skipped_rows(tmp_path):
@@ -142,9 +134,8 @@ def flashrag(tmp_path):
 def test_the_training_data_of_the_paper(flashrag, tmp_path):
     config = DataConfig(train=("nq", "hotpotqa"), test=("nq", "hotpotqa", "nq:dev"), root=str(flashrag))
     problems = load(config, tmp_path / "data")
-    assert [p.id for p in problems.train] == [f"nq/train_{n}" for n in range(5)] + [
-        f"hotpotqa/train_{n}" for n in range(3)
-    ]
+    train = [f"nq/train_{n}" for n in range(5)] + [f"hotpotqa/train_{n}" for n in range(3)]
+    assert [p.id for p in problems.train] == train
     assert [p.id for p in problems.test] == ["nq/test_0", "nq/test_1", "hotpotqa/dev_0", "nq/dev_0"]
 
 
@@ -156,8 +147,9 @@ def test_the_training_data_of_the_paper(flashrag, tmp_path):
         ("nq:", "test", "nq/test.jsonl: no such file"),
         ("musique", "test", "musique/dev.jsonl: no such file.*RUC-NLPIR/FlashRAG_datasets.*licence: CC BY 4.0"),
         (
-            *("longmemeval", "test"),
-            r"s_cleaned.json: no such file \(nor longmemeval_s.json\).*xiaowu0162/.* on the Hub; licence: MIT",
+            "longmemeval",
+            "test",
+            r"s_cleaned.json: no such file \(nor longmemeval_s.json\).*xiaowu0162/.*licence: MIT",
         ),
         ("longmemeval:x", "test", "longmemeval has no split x with answers, only oracle, m, s"),
     ],
@@ -184,11 +176,8 @@ def search_r1(**changes):
 
 def test_reads_search_r1_parquet(tmp_path):
     path = tmp_path / "train.parquet"
-    rows = [
-        search_r1(),
-        search_r1(data_source="hotpotqa"),
-        search_r1(id="train_1", question="誰?", golden_answers=None),
-    ]
+    last = search_r1(id="train_1", question="誰?", golden_answers=None)
+    rows = [search_r1(), search_r1(data_source="hotpotqa"), last]
     parquet.write_table(pa.Table.from_pylist(rows), path)
     expected = [
         Problem("nq/train_0", "Who?", ("Ann",), {"source": "nq"}),
@@ -271,13 +260,8 @@ def test_parquet_rows_are_counted_from_one_and_skipped(tmp_path):
 
 @pytest.mark.parametrize(
     "asked",
-    [
-        {"question": "Who?"},
-        {"input": "Who?"},
-        {"prompt": [{"role": "user", "content": "Who?"}]},
-        {"prompt": ["Who?"]},
-        {"prompt": "Who?"},
-    ],
+    [{name: "Who?"} for name in ("question", "input", "prompt")]
+    + [{"prompt": [one]} for one in ("Who?", {"role": "user", "content": "Who?"})],
 )
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_a_question_about_a_text(tmp_path, asked, suffix):
