@@ -31,9 +31,8 @@ def load(file: str | Path, setting: str) -> ModuleType:
     path = Path(file).absolute()
     if not path.is_file():
         raise FileNotFoundError(f"{setting} {file}: no such file")
-    content = path.read_bytes()
     try:
-        return _execute(str(path), content)
+        return _execute(str(path), path.read_bytes())
     except (Exception, SystemExit) as error:
         raise ValueError(f"{setting} {path}: {described(error)}") from error
 

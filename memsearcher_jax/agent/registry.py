@@ -20,8 +20,7 @@ from memsearcher_jax.agent.search_r1 import SearchR1
 from memsearcher_jax.agent.single_turn import Direct, Rag
 from memsearcher_jax.python_files import described, load_named
 
-_PACKAGED = (MemSearcher, ReAct, SearchR1, Mem1, MemAgent, Direct, Rag, Memalpha)
-AGENTS: dict[str, type[Agent]] = {one.templates: one for one in _PACKAGED}
+AGENTS = {one.templates: one for one in (MemSearcher, ReAct, SearchR1, Mem1, MemAgent, Direct, Rag, Memalpha)}
 
 
 def make_agent(

@@ -18,6 +18,7 @@ from memsearcher_jax.retrieval.search import Searcher
 from memsearcher_jax.types import Call, Search, SearchResult, ToolResult, encodable
 
 OUTAGE_PAUSE = 1.0  # seconds before requests are repeated
+MAX_CHARACTERS = 1_000_000  # of a result of a tool: to encode more takes longer than many calls may
 MAX_TOOL_THREADS = 16  # calls of one tool that run at a time, unless it takes batches
 Results = tuple[SearchResult, ...]
 Request = Search | Call
@@ -173,13 +174,16 @@ def tool_backend(
 ) -> Backend:
     """Calls of a tool, whose text `clip` bounds. Only a lost connection says that it is down."""
 
+    def cut(text: str) -> str:
+        return clip(encodable(text[:MAX_CHARACTERS]))
+
     def answer(requests: Sequence[Call]) -> list[ToolResult]:
         found = tool.answer([request.arguments for request in requests])
         results = [
             one if isinstance(one, ToolResult) else ToolResult(request.tool, request.arguments, str(one))
             for request, one in zip(requests, found, strict=True)
         ]
-        return [replace(one, text=clip(encodable(one.text)), error=clip(encodable(one.error))) for one in results]
+        return [replace(one, text=cut(one.text), error=cut(one.error)) for one in results]
 
     concurrency = 1 if tool.batches else MAX_TOOL_THREADS
     return Backend(answer, timeout, max_outage, concurrency, tool.batches, outages=(ConnectionError,))

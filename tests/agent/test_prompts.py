@@ -93,12 +93,6 @@ def test_a_folder_replaces_the_packaged_set(folder):
     assert chosen.passage == ("", "\\n\\n")
 
 
-def test_missing_file(folder):
-    (folder / "observation.txt").unlink()
-    with pytest.raises(FileNotFoundError, match=r"lacks observation\.txt"):
-        loaded(str(folder))
-
-
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [

@@ -45,7 +45,7 @@ def rewards_of(inputs, trajectory_):
         calls_C=trajectory_["r2"],
         content_C=trajectory_["r4"] if inputs["use_r4"] else None,
         config=config,
-    ).value_C
+    )[0]
 
 
 def test_recorded_rewards_and_advantages(shared):

@@ -274,16 +274,12 @@ def test_tools_are_answered_next_to_the_sampler(engine, params, file, tmp_path):
     assert [decode_response(encode_response(result)) for result in results] == results, "carried over"
 
 
-def test_an_unknown_tool_is_a_fault(engine, params):
-    trajectory, _ = run(engine, params, (), [("fly", {})])
-    assert trajectory.outcome.stop is StopReason.FAULT
-    assert "yields Call(tool='fly', arguments={}), and the run's tools are none" in trajectory.outcome.error
-
-
 def test_calls_that_wait_are_one_batch_where_the_tool_takes_batches(file, tmp_path):
     tool = next(one for one in file_tools(file(TOOLS)) if one.name == "lookup")
     answers = tool_backend(tool).answer([Call("lookup", {"name": name}) for name in "ab"])
     assert [result.text for result in answers] == ["a of 2?", "b of 2?"]
+    huge = tool_backend(Tool({"name": "log"}, lambda calls: ["x" * 9_999_999])).answer([Call("log", {})])
+    assert len(huge[0].text) == 1_000_000, "what is clipped takes no minute to encode"
     leaving = respond({"leave": tool_backend(Tool({"name": "leave"}, sys.exit))}, Call("leave", {}))
     assert leaving.error == "SystemExit: [{}]", "a person who plays stays in the command"
 

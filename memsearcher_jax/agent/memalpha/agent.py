@@ -262,12 +262,12 @@ class Memalpha(ReadingAgent):
         calls_C = [calls_reward(results, settings.reward) for results in outcome.results_C]
         content_C = None if verdicts_C is None else [content_reward(calls) for calls in verdicts_C]
         sizes = {name: counts[name] for name in ("memory_tokens", "stream_tokens")}
-        reward = stream_reward(known, **sizes, calls_C=calls_C, content_C=content_C, config=settings.reward)
-        scores |= {"compression_reward": reward.compression, "calls_reward": _mean(calls_C)}
+        reward_C, r3 = stream_reward(known, **sizes, calls_C=calls_C, content_C=content_C, config=settings.reward)
+        scores |= {"compression_reward": r3, "calls_reward": _mean(calls_C)}
         if content_C is not None:
             scores["content_reward"] = _mean(content_C)
         reason = " ".join(f"{name} {value:.3f}" for name, value in scores.items() if "/" not in name)
-        return ScoredTrajectory(trajectory, _mean(reward.value_C), reason, scores, reward.value_C)
+        return ScoredTrajectory(trajectory, _mean(reward_C), reason, scores, reward_C)
 
 
 def _tokens(tokenizer: PromptTokenizer, prompt: Prompt) -> int:

@@ -48,15 +48,6 @@ class MemalphaRewardConfig:
     """Count a delete that found nothing as a success, as the original does."""
 
 
-@dataclass(frozen=True)
-class StreamReward:
-    """The rewards of one trajectory, and the terms that its chunks share, unweighted."""
-
-    value_C: tuple[float, ...]  # one per chunk
-    answers: float  # r1
-    compression: float  # r3
-
-
 def stream_reward(
     question_scores: Sequence[float],
     *,
@@ -65,8 +56,8 @@ def stream_reward(
     calls_C: Sequence[float],
     content_C: Sequence[float] | None,
     config: MemalphaRewardConfig,
-) -> StreamReward:
-    """One reward per chunk, of its r2 (`calls_C`) and r4 (`content_C`; None without a judge).
+) -> tuple[tuple[float, ...], float]:
+    """(one reward per chunk, of its r2 `calls_C` and r4 `content_C`, which is None without a judge; r3 unweighted).
 
     `stream_tokens` counts the raw chunks, without the instructions around them.
     Raises ValueError for a stream without questions or without tokens.
@@ -80,7 +71,7 @@ def stream_reward(
     value_C = [answers + config.compression_weight * compression + calls for calls in calls_C]
     if content_C is not None and config.content_weight:  # 0 x NaN would lose a context whose verdicts all failed
         value_C = [value + config.content_weight * content for value, content in zip(value_C, content_C, strict=True)]
-    return StreamReward(tuple(value_C), answers, compression)
+    return tuple(value_C), compression
 
 
 def calls_reward(results: Sequence[CallResult], config: MemalphaRewardConfig) -> float:

@@ -19,8 +19,8 @@ FAILED = CallResult.failed(ErrorKind.INVALID, "no")
 
 def test_failed_verdicts_lose_a_context_only_where_they_count():
     parts = {"memory_tokens": 0, "stream_tokens": 2, "calls_C": [1.0], "content_C": [math.nan]}
-    assert math.isnan(stream_reward([1.0], **parts, config=MemalphaRewardConfig()).value_C[0])
-    assert stream_reward([1.0], **parts, config=MemalphaRewardConfig(content_weight=0.0)).value_C == (2.05,)
+    assert math.isnan(stream_reward([1.0], **parts, config=MemalphaRewardConfig())[0][0])
+    assert stream_reward([1.0], **parts, config=MemalphaRewardConfig(content_weight=0.0))[0] == (2.05,)
 
 
 def test_compression_is_clipped_by_default():
