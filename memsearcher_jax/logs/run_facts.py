@@ -22,15 +22,15 @@ PAGE = "report.html"
 @dataclass(frozen=True)
 class RunFacts:
     training: bool  # or an evaluation
-    settings: dict[str, Any]  # with the hashes of the inputs as "inputs"; empty if the folder has no run.json
+    settings: dict[str, Any]  # with the hashes of the "inputs", and versions of the "program"; empty without a run.json
     results: dict[str, Any]  # empty until the run has ended
 
 
 def read_facts(folder: Path) -> RunFacts:
     """The facts of the run in `folder`. Raises ValueError for a damaged file."""
-    settings, inputs = _read(folder / RUN_FILE), _read(folder / INPUTS_FILE).get("hashes", {})
-    if inputs:
-        settings["inputs"] = inputs
+    settings, inputs = _read(folder / RUN_FILE), _read(folder / INPUTS_FILE)
+    known = {"inputs": inputs.get("hashes"), "program": inputs.get("program")}
+    settings |= {name: value for name, value in known.items() if value}
     return RunFacts((folder / METRICS_FILE).is_file(), settings, _read(folder / RESULTS_FILE))
 
 
@@ -44,9 +44,8 @@ def read_results(folder: Path) -> dict[str, Any]:
 def has_ended(folder: Path) -> bool:
     """Whether the run has written its results, and, if it trains, has not trained on since."""
     facts = read_facts(folder)
-    if not facts.training:
-        return bool(facts.results)
-    return facts.results.get("steps") == len(read_metrics(folder / METRICS_FILE))
+    steps = facts.results.get("steps")
+    return steps == len(read_metrics(folder / METRICS_FILE)) if facts.training else bool(facts.results)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -157,8 +157,9 @@ def result_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     names = [name for name in SCORES if any(name in one["scores"] for one in groups.values())]
     rows = [_row(name, f"{one['questions']:,}", one["scores"], names) for name, one in groups.items()]
     rows += [_row(label(name), "", scores, names) for name, scores in averages.items()]
-    note = f"percent, with the {CONFIDENCE_LEVEL:.0%} interval over questions"
-    tables = [ResultTable("Benchmarks", ("benchmark", "questions", *map(label, names)), rows, note)]
+    unit = "streams" if any("stream_tokens" in one for one in groups.values()) else "questions"
+    note = f"percent, with the {CONFIDENCE_LEVEL:.0%} interval over {unit}"
+    tables = [ResultTable("Benchmarks", ("benchmark", unit, *map(label, names)), rows, note)]
     for name, one in groups.items():
         if one["types"]:
             rows = [_row(kind, f"{score['streams']:,}", {"": score}, [""]) for kind, score in one["types"].items()]
@@ -239,7 +240,6 @@ def _remarks(result: Mapping[str, Any]) -> list[str]:
 
 def _benchmark_json(name: str, group: Sequence[TrajectorySummary], seed: int, lost: int = 0) -> dict[str, Any]:
     """`types`: the accuracy of each type of question, which a stream's data set names in `accuracy/SOURCE/TYPE`."""
-    stops = Counter(summary.stop.value for summary in group)
     columns = metric_columns(map(numbers_of, group))
     accuracies = [one for one in columns if one.startswith("accuracy/")]
     types = sorted(one for one in accuracies if one.rpartition("/")[0] in accuracies)  # a source may have a slash
@@ -252,7 +252,7 @@ def _benchmark_json(name: str, group: Sequence[TrajectorySummary], seed: int, lo
         "questions": len(group),
         "scores": {score: interval(score) for score in SCORES if score in columns},
         "types": {one.rpartition("/")[2]: {"streams": len(columns[one]), **interval(one)} for one in types},
-        "stops": {stop: count / len(group) for stop, count in stops.most_common()},
+        "stops": {stop: count / len(group) for stop, count in Counter(one.stop.value for one in group).most_common()},
         "unscored": sum(math.isnan(summary.reward) for summary in group),
         "lost": lost,
     }

@@ -113,10 +113,11 @@ def test_settings_that_differ_are_listed(cwd, capsys):
     for folder, seed in (("a", 0), ("b", 1)):
         settings = {"seed": seed, "agent": {"workflow": "memsearcher"}}
         (Path(folder) / "run.json").write_text(json.dumps(settings))
-    assert run("a", "b")["settings"] == {"seed": {"first": 0, "second": 1}}
+        (Path(folder) / "inputs.json").write_text(json.dumps({"hashes": {"file": "f"}, "program": [folder]}))
+    program = {"first": ["a"], "second": ["b"]}
+    assert run("a", "b")["settings"] == {"program": program, "seed": {"first": 0, "second": 1}}
     assert "setting that differs" in capsys.readouterr().out
-    assert run("a", "a")["settings"] == {}
-    assert "setting that differs" not in capsys.readouterr().out
+    assert run("a", "a")["settings"] == {} and "setting that differs" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

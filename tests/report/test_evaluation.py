@@ -149,7 +149,7 @@ def test_streams_by_source_and_by_length():
     assert long["compression"] == pytest.approx(1 - 14_000 / 13_000), "a memory may be longer than its stream"
     output = printed(found, width=120)
     assert "made, 130 chunks: stream_read 100.0 %, 1 without a score, 4 answers failed" in output
-    assert "3 calls failed, Unexpected error" in output and "nan" not in output
+    assert "3 calls failed, Unexpected error" in output and "nan" not in output and "over streams" in output
 
 
 def point(value, summaries):

@@ -127,8 +127,7 @@ def test_turns_without_an_observation_or_a_memory():
     answered = quality(first, Turn(first.new_memory, "\\boxed{Ada}"), stop=StopReason.ANSWERED)
     assert answered[1].metrics == {}
     assert last_memory(answered) == last_memory(bad) == answered[0].metrics
-    assert quality(stop=StopReason.CONTEXT_FULL) == ()
-    assert last_memory(()) == {}
+    assert quality(stop=StopReason.CONTEXT_FULL) == () and last_memory(()) == {}
 
 
 def test_an_agent_that_carries_no_memory_holds_nothing_and_one_without_a_memory_has_only_shown_metrics():

@@ -174,8 +174,8 @@ def datasets_table(groups: Sequence[TrajectoryGroup]) -> str:
         for name in datasets:
             if chosen := [summary for summary in group.summaries if summary.dataset == name]:
                 title = f"{name or 'unnamed'}, {group.label}" if len(groups) > 1 else name or "unnamed"
-                means[title] = {"questions": sum(not one.stop.is_fault for one in chosen)} | summarize(chosen)
-    return result_table(means_table("Results by dataset", ("questions", *SHOWN), means)) if len(datasets) > 1 else ""
+                means[title] = {"n": sum(not one.stop.is_fault for one in chosen)} | summarize(chosen)
+    return result_table(means_table("Results by dataset", ("n", *SHOWN), means)) if len(datasets) > 1 else ""
 
 
 def memory_table(qualities: Sequence[Sequence[TurnQuality]]) -> str:

@@ -181,7 +181,7 @@ def test_a_dataset_without_scores_keeps_the_columns_of_the_others(tmp_path):
     lost = scored(metadata={"source": "popqa"}, stop=StopReason.SEARCH_FAILED, answer="", reward=math.nan)
     page, _ = page_of(evaluation(tmp_path / "ev", [scored(metadata={"source": "nq"}), replace(lost, scores={})]))
     head, nq, popqa = rows(page, "Results by dataset")
-    assert head[:6] == ["benchmark", "questions", "EM", "F1", "cover-EM", "reward"]
+    assert head[:6] == ["benchmark", "n", "EM", "F1", "cover-EM", "reward"]
     assert nq[:6] == ["nq", "1", "100.0 %", "100.0 %", "100.0 %", "1"]
     assert popqa[:7] == ["popqa", "0", *"–––––"]
     tiles = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.source))
