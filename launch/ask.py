@@ -202,7 +202,7 @@ def human_answer(run: Run) -> Callable[[Problem, Console], Outcome]:
         def generate(request: Generate) -> Completion:
             if not isinstance(request.text, Prompt):  # the heading of a turn shows what its prompt contains
                 console.print(show.safe_text("".join(span.text for span in request.text), "dim"))
-            lines = iter(lambda: sys.stdin.readline().rstrip("\n"), "")  # up to an empty one, or the end of the input
+            lines = iter(lambda: sys.stdin.readline().rstrip("\r\n"), "")  # up to an empty one, or the end of the input
             return Completion("\n".join(lines))
 
         workflow = show_workflow(agent.start(problem, run.tokenizer), run, console)

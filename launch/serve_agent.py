@@ -10,6 +10,7 @@ if __name__ == "__main__":
     import memsearcher_jax.launch.__main__  # noqa: F401  (runs `main` below)
 
 import contextlib
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -56,6 +57,8 @@ def main(argv: Sequence[str]) -> None:
             preconditions.require_inputs(flags.run)
             if flags.run.memalpha.answer_from != "memory":
                 raise ValueError("questions are answered from the memory: omit memalpha.answer_from")
+            if wrong := [one for one in flags.cors_origins if not re.fullmatch(r"\*|null|[a-z-]+://[^/A-Z]+", one)]:
+                raise ValueError(f"--cors_origins {wrong[0]}: write https://host, without a path")
             key = read_key(flags.api_key_env, "--api_key_env") if flags.api_key_env else ""
             listener = resources.enter_context(listen(flags.host, flags.port))
             scratch = Path(resources.enter_context(tempfile.TemporaryDirectory()))
@@ -65,7 +68,7 @@ def main(argv: Sequence[str]) -> None:
 
         name = flags.name or Path(flags.run.model.path).resolve().name.partition("@")[0]  # of the Hub: NAME@COMMIT
         app = make_app(agent, name, key, flags.host, flags.cors_origins)
-        run_server(app, flags.limits, listener, f"the agent {name}")
+        run_server(app, flags.limits, listener, f"the agent {name}", 30, agent.end_requests)
 
 
 def open_agent(flags: ServeAgent, scratch: Path) -> AgentService:

@@ -10,13 +10,14 @@ from __future__ import annotations
 if __name__ == "__main__":
     import memsearcher_jax.launch.__main__  # noqa: F401  (runs `main` below)
 
+import asyncio
 import contextlib
 import os
 import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def main(argv: Sequence[str]) -> None:
         process = source if isinstance(source, SearchProcess) else None
         app = make_app(searcher.search, flags.limits, {"method": method, **source.info}, process)
         what = f"{source.info['passages']:,} passages by {method}"
-        run_server(app, flags.limits, listener, what, drain_seconds=DRAIN_SECONDS)
+        run_server(app, flags.limits, listener, what, DRAIN_SECONDS, end=lambda: None)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -96,16 +97,26 @@ def make_searcher(flags: Serve, scratch: Path) -> Searcher:
     return open_searcher(config, directory, passages, preconditions.load_encoder, search_timeout=timeout)
 
 
-def run_server(app: Any, limits: ConnectionLimits, listener: socket.socket, what: str, drain_seconds: int = 30) -> None:
-    """Serves the app until SIGTERM, or Ctrl-C, which is raised; requests in flight are answered first, in time."""
+def run_server(
+    app: Any, limits: ConnectionLimits, listener: socket.socket, what: str, drain_seconds: int, end: Callable[[], None]
+) -> None:
+    """Serves the app until SIGTERM, or Ctrl-C, which is raised; requests in flight are answered first, in time.
+
+    A second before the time is over `end` is called, and those that are left then are cancelled.
+    """
     import uvicorn
 
     from memsearcher_jax.retrieval.server.connections import limited_protocol
 
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            asyncio.get_running_loop().call_later(drain_seconds - 1, end)
+            await super().shutdown(sockets)
+
     protocol = limited_protocol(limits.max_connections, limits.read_timeout)
     # Python's HTTP clients reuse a connection within 5 seconds; uvicorn's default of 5 would close it under them.
     settings: dict[str, Any] = {"timeout_keep_alive": limits.read_timeout, "timeout_graceful_shutdown": drain_seconds}
-    server = uvicorn.Server(uvicorn.Config(app, http=protocol, log_level="warning", access_log=False, **settings))
+    server = Server(uvicorn.Config(app, http=protocol, log_level="warning", access_log=False, **settings))
     # uvicorn re-raises SIGTERM after a graceful shutdown; the process should then exit with status 0.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     host, port = listener.getsockname()[:2]

@@ -1,10 +1,9 @@
 """The engine: continuous batching of contexts over the slots of one host.
 
 One thread drives it. Requests go to `engine.scheduler` and accumulate between steps; a step runs what the scheduler
-plans on a model runner. All programs have fixed shapes and are compiled by `warm_up`. There is one model runner for
-all data-parallel replicas, or, with `engine_per_replica`, one for each. With one program for all replicas, every call
-takes as long as its busiest replica needs, and all replicas are idle while the host handles finished generations. With
-a runner each, the others decode meanwhile, but each compiles its own programs.
+plans on a model runner. All programs have fixed shapes and are compiled by `warm_up`. With one runner for all
+data-parallel replicas, every call takes as long as its busiest replica needs, and all are idle while the host handles
+finished generations. With one for each (`engine_per_replica`) the others decode meanwhile.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The host state of an engine: which slot holds what, and which device calls the next step needs.
 
 Pure Python and numpy: `schedule` returns the calls with their host arrays, a model runner runs them, and `update`
-takes the result. Requests accumulate between steps; a step admits contexts, prefills what is not cached, and decodes
-for every context whose tokens are.
+takes the result. A step admits contexts, prefills what is not cached, and decodes for every context whose tokens are.
 """
 
 from __future__ import annotations

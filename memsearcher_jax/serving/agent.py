@@ -21,7 +21,7 @@ from typing import Any
 from memsearcher_jax.agent import protocol
 from memsearcher_jax.agent.base import ReadingAgent
 from memsearcher_jax.agent.memagent import chunks_of
-from memsearcher_jax.agent.run import starts_turn
+from memsearcher_jax.agent.run import checked, starts_turn
 from memsearcher_jax.data.documents import WORD_TOKENS, split_text
 from memsearcher_jax.retrieval.server.app import Overloaded
 from memsearcher_jax.rl import setup, state
@@ -33,6 +33,7 @@ from memsearcher_jax.serving.config import AgentLimits
 from memsearcher_jax.types import (
     Call,
     Completion,
+    FinishReason,
     Generate,
     Outcome,
     Overrides,
@@ -133,6 +134,11 @@ class AgentService:
             self._changed.notify()
         self._answerer.shutdown(wait=False)
 
+    def end_requests(self) -> None:
+        """Ends the requests under way with an error."""
+        for request in list(self._requests.values()):
+            request.notify(Overloaded("the service stops"))
+
     async def check_question(self, question: str) -> None:
         """Raises ValueError for a question that the agent cannot take."""
         check_text(question, "the question")
@@ -143,7 +149,8 @@ class AgentService:
 
     def ask(self, question: str, params: RequestParams) -> AsyncGenerator[Event | Rollout]:
         """The events of a search agent; the last item is what its workflow returned."""
-        return self._events(self._start(Problem("asked", question, ())), params)
+        tools = list(filter(None, self._driver.backends))
+        return self._events(checked(self._start, Problem("asked", question, ()), tools), params)
 
     async def memorize(
         self, texts: Sequence[str], memory: Any, params: RequestParams
@@ -153,13 +160,9 @@ class AgentService:
         agent, tokenizer = self.reader, self.run.tokenizer
         assert agent is not None, "only readers memorize"
         limit = agent.chunk_tokens
-
-        def chunks() -> tuple[str, ...]:
-            passages = (text[a:b] for text in texts for a, b in split_text(text, max(1, limit // WORD_TOKENS)))
-            return tuple(chunks_of(passages, limit, tokenizer))
-
-        # Seconds for a long text.
-        problem = agent.text_problem(await asyncio.to_thread(chunks), "none yet")
+        passages = (text[a:b] for text in texts for a, b in split_text(text, max(1, limit // WORD_TOKENS)))
+        chunks = await asyncio.to_thread(lambda: tuple(chunks_of(passages, limit, tokenizer)))  # may take seconds
+        problem = agent.text_problem(chunks, "none yet")
         workflow = agent.start(problem, tokenizer, memory)
         async for event in self._events(workflow, params):
             yield event
@@ -248,11 +251,11 @@ class AgentService:
                 turn += 1
                 memory = step.text["memory"] if isinstance(step.text, Prompt) else ""
                 request.notify({"type": "turn", "turn": turn, "memory": memory})
-            if request.tokens_left <= 0:
-                request.workflow.close()
-                return Outcome(StopReason.CUT_OFF)
             event = {"type": "reply" if is_turn else "rewrite", "turn": turn}
-            response = yield from self._generated(request, step, event)
+            if request.tokens_left > 0:
+                response = yield from self._generated(request, step, event)
+            else:
+                response = Completion("", FinishReason.LENGTH)
             if not is_turn:
                 request.notify({"type": "memory", "turn": turn, "text": protocol.memory(response.text)})
         request.workflow.close()

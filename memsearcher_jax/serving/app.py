@@ -45,7 +45,8 @@ PAGE_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-
 LOOPBACK = ["127.0.0.1", "localhost", "[::1]"]
 
 _REFUSED = "presence_penalty frequency_penalty logprobs top_logprobs prompt_logprobs min_p min_tokens ignore_eos echo "
-_REFUSED += "tools functions logit_bias audio stop stop_token_ids bad_words structured_outputs "
+_REFUSED += "tools functions logit_bias audio stop stop_token_ids bad_words structured_outputs reasoning_effort "
+_REFUSED += "verbosity chat_template chat_template_kwargs continue_final_message documents truncate_prompt_tokens "
 _REFUSED += "guided_json guided_choice guided_regex guided_grammar use_beam_search allowed_token_ids logits_processors"
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_REFUSED.split(), ()),
@@ -55,7 +56,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Parameters of OpenAI's and vLLM's that would change the answer, with the values that change nothing, as 0 and empty
 ones do: others are refused."""
-DISCONNECTED = 499  # as in nginx's log; nobody reads it
+DISCONNECTED = 499  # as in nginx's log; nobody reads the answer
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error", 504: "timeout_error"}
 
 
@@ -180,19 +181,17 @@ def make_app(
         answer = _ChatCompletion(agent, name, params, ignored=0 if agent.reader else len(earlier))
         events = answer.events(texts, last.text)
         if not body.stream:
-            whole = await _unless_disconnected(request, answer.whole(events))
-            return JSONResponse(whole) if whole else Response(status_code=DISCONNECTED)
+            return JSONResponse(await _unless_disconnected(request, answer.whole(events)))
         # Awaited here, so that an error before the first event has a status of its own.
-        if (first := await _unless_disconnected(request, anext(events))) is None:
-            return Response(status_code=DISCONNECTED)
+        first = await _unless_disconnected(request, anext(events))
         include_usage = body.stream_options is not None and body.stream_options.include_usage
         return StreamingResponse(answer.streamed(first, events, include_usage), media_type="text/event-stream")
 
     return app
 
 
-async def _unless_disconnected(request: Request, work: Awaitable[Event]) -> Event | None:
-    """The result of `work`; None if the client disconnects first, which cancels it."""
+async def _unless_disconnected(request: Request, work: Awaitable[Event]) -> Event:
+    """The result of `work`. Raises HTTPException if the client disconnects first, which cancels it."""
 
     async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -201,7 +200,9 @@ async def _unless_disconnected(request: Request, work: Awaitable[Event]) -> Even
     task, watch = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
     try:
         await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
+        if not task.done():
+            raise HTTPException(DISCONNECTED)
+        return task.result()
     finally:
         task.cancel()
         watch.cancel()
@@ -278,19 +279,20 @@ class _ChatCompletion:
     async def streamed(self, first: Event, events: AsyncGenerator[Event], include_usage: bool) -> AsyncGenerator[str]:
         """Server-sent events. An error that comes later is one of them, as OpenAI's clients expect it."""
         yield self._chunk({"role": "assistant", "content": ""})
-        event = first
+        event, number = first, 0
         async with contextlib.aclosing(events):
             try:
                 while event["type"] != "end":
                     text = {"reasoning_content": event.pop("text")} if event["type"] in ("reply", "rewrite") else {}
-                    yield self._chunk({"memsearcher": event} | text)
-                    event = await anext(events)
+                    # With indices, because OpenAI's clients join the deltas of a stream.
+                    yield self._chunk({"memsearcher": [{"index": number} | event]} | text)
+                    event, number = await anext(events), number + 1
             except HTTPException as error:
                 yield _sse(error_body(error.status_code, error.detail))
                 return
         usage, finish, content = (event.pop(name) for name in ("usage", "finish_reason", "answer"))
         del event["turns"]  # sent before, as events of their own
-        yield self._chunk({"memsearcher": event, "content": content})
+        yield self._chunk({"memsearcher": [{"index": number} | event], "content": content})
         yield self._chunk({}, finish)
         if include_usage:
             yield _sse(self._head | {"object": "chat.completion.chunk", "choices": [], "usage": usage})

@@ -12,12 +12,6 @@ from memsearcher_jax.sampling.config import SamplingParams
 from tests.support import NANO
 
 
-def test_recorded_logprobs_equal_the_full_forward(params, engine, nano):
-    engine.start(params, nano.key())
-    for number in range(4):
-        nano.assert_recorded_logprobs(params, nano.run_conversation(engine, number))
-
-
 def test_greedy_tokens_are_the_argmax_of_the_full_forward(params, engine, nano):
     """Decoding equals the forward pass, and the context starts with the contiguous prompt."""
     engine.start(params, nano.key())
@@ -82,22 +76,6 @@ def test_a_generation_ends_where_the_host_finds_a_stop(params, engine, nano):
     longer = nano.make_engine(replace(nano.SETTINGS, decode_steps_per_call=40))
     _, again, _ = conversations_with_stops(longer, params, nano)
     assert {slot: recorded.ids for slot, recorded in again.items()} == {slot: one.ids for slot, one in done.items()}
-
-
-def test_a_stopped_generation_leaves_nothing_active(params, engine, nano):
-    """The device still samples for the slot when the host ends it; neither `stop` nor another context minds."""
-    engine.start(params, nano.key())
-    engine.scheduler.open_context(0, nano.prompt(0), (0, 0), max_tokens=100, find_stop=lambda ids: 1)
-    assert len(nano.generate(engine, 0).ids) == 1
-    engine.scheduler.pop_context(0)
-    engine.scheduler.open_context(1, nano.prompt(1), (1, 0), max_tokens=9)
-    nano.generate(engine, 1)
-    nano.assert_recorded_logprobs(params, engine.scheduler.pop_context(1))
-    engine.scheduler.open_context(0, nano.prompt(0), (0, 0), max_tokens=100, find_stop=lambda ids: 1)
-    nano.generate(engine, 0)
-    engine.scheduler.pop_context(0)
-    assert not engine.scheduler.active
-    assert engine.step() == []
 
 
 def test_a_context_can_fill_its_slot_to_the_last_token(params, engine, nano):

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import threading
 import time
 import urllib.error
@@ -19,12 +21,13 @@ from memsearcher_jax.agent.memalpha.memory import Memory
 from memsearcher_jax.agent.tool_functions import Tool
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.launch import evaluate
+from memsearcher_jax.launch.serve_search import listen, run_server
 from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.retrieval.search import Searcher
 from memsearcher_jax.rl.tool_executor import tool_backend
 from memsearcher_jax.runtime.run_dir import located
 from memsearcher_jax.serving.agent import Overloaded
-from memsearcher_jax.serving.app import Message
+from memsearcher_jax.serving.app import Message, make_app
 from memsearcher_jax.types import Call, Generate, Outcome, StopReason
 
 
@@ -77,7 +80,7 @@ def test_a_streamed_answer_equals_the_whole_one(client, questions):
     assert "".join(delta.content or "" for delta in deltas) == whole.message.content != ""
     thoughts = "".join(getattr(delta, "reasoning_content", "") for delta in deltas)
     assert thoughts == whole.message.reasoning_content
-    events = [event for delta in deltas if (event := getattr(delta, "memsearcher", None))]
+    events = [event for delta in deltas for event in getattr(delta, "memsearcher", ())]
     types = [event["type"] for event in events]
     assert (
         types[0] == "turn" and types[-1] == "end" and {"reply", "search", "results", "rewrite", "memory"} < set(types)
@@ -91,6 +94,10 @@ def test_a_streamed_answer_equals_the_whole_one(client, questions):
     assert events[-1]["sources"] == whole.message.memsearcher["sources"] != []
     assert chunks[-2].choices[0].finish_reason == whole.finish_reason == "stop"
     assert chunks[-1].usage.total_tokens == answer.usage.total_tokens
+    messages = [{"role": "user", "content": questions[0]}]
+    with client.chat.completions.stream(model="tiny", messages=messages, seed=3) as stream:
+        joined = stream.get_final_completion().choices[0].message
+    assert (joined.content, joined.memsearcher) == (whole.message.content, events)
 
 
 def test_models_and_draws_of_a_request(client, questions):
@@ -102,8 +109,9 @@ def test_models_and_draws_of_a_request(client, questions):
     assert len({thoughts(seed, top_p=1e-6) for seed in range(2)}) == 1
     short = ask(client, questions[1], max_completion_tokens=5)
     assert (short.choices[0].finish_reason, short.usage.completion_tokens) == ("length", 5)
-    longer = ask(client, questions[1], max_tokens=30)
-    assert longer.usage.completion_tokens <= 30
+    for limit in range(20, 40):  # one of them is the length of a reply
+        cut = ask(client, questions[1], max_tokens=limit)
+        assert cut.usage.completion_tokens <= limit and cut.choices[0].message.memsearcher["turns"], limit
     assert [(model.id, model.workflow) for model in client.models.list()] == [("tiny", "memsearcher")]
 
 
@@ -120,6 +128,7 @@ def test_models_and_draws_of_a_request(client, questions):
         ({"n": 2}, 400, "n: the agent does not support it"),
         ({"tool_choice": "required"}, 400, "tool_choice: the agent does not support it"),
         ({"top_k": 1}, 400, "top_k: the agent does not support it"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, 400, "chat_template_kwargs: the agent does not"),
         ({"tools": [{"type": "function"}]}, 400, "tools: the agent does not support it"),
         ({"response_format": {"type": "json_object"}}, 400, "response_format: the agent does not support it"),
         ({"user": "x" * 200_000}, 413, "the body is larger than 100000 bytes"),
@@ -195,8 +204,9 @@ def test_any_body_gets_an_answer_or_a_reason(url, body):
     assert ("choices" in answer) if status == 200 else answer["error"]["message"]
 
 
-def test_a_client_that_disconnects_frees_its_slot(agent, client, questions, monkeypatch):
-    """While a search hangs, so that nothing ends by itself."""
+@pytest.fixture
+def hanging_search(monkeypatch):
+    """An event that lets searches return: until then, nothing ends by itself."""
     release, real = threading.Event(), Searcher.search
 
     def slow(self, queries, top_n):
@@ -204,17 +214,38 @@ def test_a_client_that_disconnects_frees_its_slot(agent, client, questions, monk
         return real(self, queries, top_n)
 
     monkeypatch.setattr(Searcher, "search", slow)
+    yield release
+    release.set()
+
+
+def test_requests_that_are_left_when_the_service_stops_get_an_error(agent, questions, hanging_search):
+    def stop():
+        try:
+            wait_while(lambda: not agent.active)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with listen("127.0.0.1", 0) as listener, ThreadPoolExecutor(2) as pool:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        asked = pool.submit(ask, openai.OpenAI(base_url=url, api_key="none", max_retries=0), questions[0])
+        pool.submit(stop)
+        run_server(make_app(agent, "tiny"), agent.limits, listener, "it", 2, agent.end_requests)
+        signal.signal(signal.SIGTERM, before)
+        assert "overloaded: the service stops; retry later" in str(asked.exception())
+
+
+def test_a_client_that_disconnects_frees_its_slot(agent, client, questions, hanging_search):
     stream = ask(client, questions[0], stream=True)
     next(stream)  # the role
-    while next(stream).choices[0].delta.memsearcher["type"] != "search":
+    while next(stream).choices[0].delta.memsearcher[0]["type"] != "search":
         assert agent.active == 1
     with pytest.raises(openai.APITimeoutError):
         ask(client, questions[1], timeout=1)
     stream.close()
     wait_while(lambda: agent.active)
-    release.set()
+    hanging_search.set()
     wait_while(lambda: agent._requests)
-    monkeypatch.undo()
     assert ask(client, questions[0]).choices[0].message.content
 
 
@@ -265,9 +296,9 @@ def test_calls_of_tools_are_events(agent, client, questions, monkeypatch):
     backends = {**agent._driver.backends, "double": tool_backend(tool)}
     monkeypatch.setattr(agent, "_driver", replace(agent._driver, backends=backends))
     chunks = list(ask(client, questions[0], stream=True))
-    events = [event for chunk in chunks if (event := getattr(chunk.choices[0].delta, "memsearcher", None))]
-    assert events[0] == {"type": "call", "turn": 0, "tool": "double", "arguments": {"number": 4}}
-    assert events[1] == {"type": "result", "turn": 0, "text": "8", "error": ""}
+    events = [event for chunk in chunks for event in getattr(chunk.choices[0].delta, "memsearcher", ())]
+    assert events[0] == {"index": 0, "type": "call", "turn": 0, "tool": "double", "arguments": {"number": 4}}
+    assert events[1] == {"index": 1, "type": "result", "turn": 0, "text": "8", "error": ""}
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "8"
 
 

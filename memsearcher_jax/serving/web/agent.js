@@ -95,7 +95,7 @@ async function loadModel() {
 
 function show(chunk) {
   if (chunk.error) throw new Error(chunk.error.message);
-  const delta = chunk.choices[0]?.delta, event = delta?.memsearcher;
+  const delta = chunk.choices[0]?.delta, event = delta?.memsearcher?.[0];
   if (!event) return;
   if (event.type === "turn" || !$("turns").lastElementChild) showTurn(event);
   SHOW[event.type]?.(event, $("turns").lastElementChild, delta.reasoning_content, delta.content);
