@@ -144,12 +144,9 @@ def config_json(config: ModelConfig, end_ids: Sequence[int] = ()) -> Settings:
 
 def read_settings(directory: str | Path) -> tuple[Path, Any]:
     """(path, config of transformers) of config.json. Raises FileNotFoundError, and ValueError in one line."""
-    directory = Path(directory)
-    if not directory.is_dir():
-        raise FileNotFoundError(f"no folder {directory}: expected a Hugging Face model")
-    path = directory / "config.json"
+    path = Path(directory) / "config.json"
     if not path.is_file():
-        raise FileNotFoundError(f"{directory} has no config.json: it is not a Hugging Face model folder")
+        raise FileNotFoundError(f"there is no {path}: {directory} is not a Hugging Face model folder")
     try:
         config = transformers().AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # of many types, some of several lines

@@ -194,8 +194,7 @@ class CacheView:
 class DecodeBuffer:
     """New tokens of B rows that are not in the cache yet: J entries per row, of which all rows have used as many.
 
-    So a step writes one slice, not one per row. A decode loop collects its tokens here and appends them to the cache
-    once, at its end.
+    So a step writes one slice, not one per row. A decode loop appends its tokens to the cache once, at its end.
     """
 
     k_LBKJH: Array  # `as_bits` of compute_dtype, with rotary positions applied
@@ -344,8 +343,7 @@ def append_to_pages(
     `new`: keys and values [L, A, K, W, H], and scales [L, A, K, W, 2]. Tokens past the last page are dropped. The
     writes are slice updates in a loop, which the compiler does in place: for a scatter it would convert the layout of
     the whole cache and back. In each page that a chunk reaches, one window of fixed width is rewritten: each entry
-    takes its new token or keeps its value. A window that would pass the page's end starts earlier, since XLA shifts
-    such slices.
+    takes its new token or keeps its value. A window that would pass the page's end starts earlier, as XLA shifts it.
     """
     L, A, _, W, _ = new[0].shape
     N, E = page_table_AN.shape[1], pools[1].shape[3]

@@ -43,8 +43,7 @@ ZEROS, ONES = nn.initializers.zeros, nn.initializers.ones
 PACKED_ATTENTION = {"splash": splash_attention, "triton": triton_attention}
 """`ModelConfig.attention` -> kernels for attention over packed rows; otherwise plain XLA."""
 INPUT, QKV, GATE, UP = "input", "qkv", "gate", "up"
-"""Checkpoint names for remat policies: a layer's input; queries, keys and values; outputs of the gate and up
-projections."""
+"""Checkpoint names of remat policies: a layer's input; queries, keys and values; outputs of two projections."""
 SAVED_NAMES = {
     "nothing_saveable": (INPUT,),
     "save_attention": (INPUT, ATTENTION_OUTPUT),
@@ -61,8 +60,7 @@ def init(key: Array, config: ModelConfig) -> Params:
     """Random weights in `config.param_dtype`; the leaves under "layers" are stacked, [L, ...].
 
     The variance is 1 / fan_in, and 1 / (2 L fan_in) for projections into the residual stream (GPT-2: Radford et al.,
-    2019, section 2.3). At the size of 7B that is Qwen's standard deviation of 0.02, with which a narrow model would
-    never learn to copy.
+    2019, section 2.3). For 7B that is Qwen's 0.02, with which a narrow model would never learn to copy.
 
     Under `jax.jit` with `out_shardings=sharding.param_shardings(config, mesh)` each device creates only its own shard.
     """
@@ -119,9 +117,8 @@ def forward(
 ) -> tuple[Array, Cache | DecodeBuffer | None]:
     """(logits_BTV float32 or hidden_BTD in compute_dtype, the result of `cache.append` for the new tokens).
 
-    Without a cache a row may pack several texts: tokens attend to their own segment only; segment 0 is padding. A
-    segment whose positions begin at P > 0 continues the first P tokens of its row, and attends to those too; all such
-    segments of a row have the same P.
+    Without a cache a row may pack several texts: tokens attend to their own segment only; segment 0 is padding.
+    Segments whose positions begin at P > 0, the same P in a row, continue its first P tokens, and attend to them too.
     params["adapters"], if present, are LoRA adapters that `lora.merge` has already added to the other weights: they get
     the gradient, and the weights get none.
     With a cache segment_BT is 0 for padding, which comes last in a chunk; tokens follow the entries that their context
@@ -138,8 +135,7 @@ def forward(
 
 
 def publish(params: Params, config: ModelConfig, platform: str, dtype: str) -> Params:
-    """The weights, or their `ParamSpec`s, in `dtype` and as a sampler on this platform reads them fastest; only
-    `forward` with a cache reads them.
+    """The weights, or their `ParamSpec`s, in `dtype`, as `forward` with a cache reads them fastest on this platform.
 
     "int8": projections become an `Int8Weight`, the other weights have compute_dtype. So has the output layer, whose
     errors no later layer would average: a fourteenth of the weights of 7B, a fourth of those of 0.5B.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -48,12 +48,6 @@ ReadWeight = Callable[[str, int | None], np.ndarray]
 """(parameter path, layer or None) -> a whole weight, or one layer of a stacked one."""
 
 
-class SavableTokenizer(Protocol):
-    """A tokenizer that writes its own files, such as those of transformers."""
-
-    def save_pretrained(self, directory: str) -> Any: ...
-
-
 @dataclass(frozen=True)
 class Tensor:
     """One tensor of the files: a whole weight, or one layer of a stacked one."""
@@ -70,9 +64,8 @@ def load(directory: str | Path, *, mesh: Mesh | None = None, dtype: str | None =
 
     `mesh` shards each weight as `sharding.param_shardings`, and a host reads only what its devices hold; without a mesh
     all weights go to one device. `dtype` (float32 or bfloat16) defaults to what config.json declares. The host holds
-    one weight at a time.
-    Raises FileNotFoundError or ValueError, in one line, for an incomplete folder: before reading any weight but an
-    output layer that config.json ties to the embedding.
+    one weight at a time. Raises FileNotFoundError or ValueError, in one line, for an incomplete folder, before it reads
+    any weight but a tied output layer, and for numbers that are not finite.
     """
     directory = Path(directory)
     config = read_config(directory)
@@ -106,7 +99,7 @@ def save(
     directory: str | Path,
     config: ModelConfig,
     params: Params,
-    tokenizer: SavableTokenizer | str | Path | None,
+    tokenizer: Any,
     *,
     end_ids: Sequence[int] = (),
     max_shard_bytes: int = SHARD_BYTES,
@@ -132,7 +125,7 @@ def save_streamed(
     directory: str | Path,
     config: ModelConfig,
     read: ReadWeight,
-    tokenizer: SavableTokenizer | str | Path | None,
+    tokenizer: Any,
     *,
     end_ids: Sequence[int] = (),
     max_shard_bytes: int = SHARD_BYTES,
@@ -278,7 +271,7 @@ def _write_tensors(directory: Path, config: ModelConfig, read: ReadWeight, max_s
         write_json(directory / INDEX_FILE, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
 
 
-def _write_tokenizer(directory: Path, tokenizer: SavableTokenizer | str | Path | None) -> None:
+def _write_tokenizer(directory: Path, tokenizer: Any) -> None:
     if isinstance(tokenizer, str | Path):
         for file in (Path(tokenizer) / name for name in TOKENIZER_FILES):
             if file.is_file():

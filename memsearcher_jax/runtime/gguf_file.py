@@ -79,13 +79,16 @@ def convert(file: Path, directory: Path) -> ModelConfig:
 
     def read(path: str, layer: int | None) -> np.ndarray:
         name = by_weight[path, layer]
-        value = dequantize(stored[name].data, stored[name].tensor_type).reshape(shapes[name])
+        try:
+            value = dequantize(stored[name].data, stored[name].tensor_type).reshape(shapes[name])
+        except NotImplementedError as error:
+            raise ValueError(f"{file}: the tensor {name} cannot be read: {error}; use another quantization") from error
         heads = {"layers.wq": config.heads, "layers.wk": config.kv_heads}.get(path)
         if config.family != "llama" or heads is None:
             return value
         return value.reshape(heads, -1, 2, config.embed_size).swapaxes(1, 2).reshape(value.shape)
 
-    ends = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    ends = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     end_ids = tuple(dict.fromkeys(id for id in ends if id is not None))
     weights.save_streamed(directory, config, read, tokenizer, end_ids=end_ids)
     return config

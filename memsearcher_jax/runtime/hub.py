@@ -10,7 +10,7 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from memsearcher_jax.config import RunConfig, settings, with_settings
 from memsearcher_jax.data.benchmarks import BENCHMARKS
@@ -54,11 +54,10 @@ def pinned(config: RunConfig, stored: RunConfig | None = None, flags: Mapping[st
         known = kept.get((reference.setting, reference.repo, reference.file))
         if known and not COMMIT.fullmatch(reference.revision or ""):
             return known
-        commit = _commit(reference, (flags or {}).get(reference.setting, ""))
-        repo, file = f"{reference.repo}@{commit}", reference.file
+        repo, file = f"{reference.repo}@{_commit(reference)}", reference.file
         return f"hf://datasets/{repo}/{file}" if file else repo
 
-    return with_settings(config, {one.setting: pin(one) for one in _references(config)})
+    return with_settings(config, {one.setting: pin(one) for one in _references(config, flags)})
 
 
 def local(config: RunConfig) -> RunConfig:
@@ -81,8 +80,8 @@ def small_files(model: str, flag: str, files: Sequence[str]) -> Path | None:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
-    reference = reference._replace(revision=_commit(reference, flag))  # a download without a connection is repeated
-    with _one_line_errors(reference, flag), contextlib.suppress(EntryNotFoundError):
+    reference = reference._replace(revision=_commit(reference))  # a download without a connection is repeated
+    with _one_line_errors(reference), contextlib.suppress(EntryNotFoundError):
         hf_hub_download(reference.repo, files[0], revision=reference.revision)
         return Path(_download(reference, files))
     return None
@@ -91,6 +90,7 @@ def small_files(model: str, flag: str, files: Sequence[str]) -> Path | None:
 class _Reference(NamedTuple):
     setting: str
     value: str
+    flag: str  # which gave it, or the setting
     repo: str
     revision: str | None
     file: str | None = None  # None: the files of the setting's repositories
@@ -99,42 +99,43 @@ class _Reference(NamedTuple):
     def repo_type(self) -> RepoType:
         return "dataset" if self.file else REPOSITORIES[self.setting][0]
 
+    @property
+    def where(self) -> dict[str, Any]:
+        return {"repo_type": self.repo_type, "revision": self.revision}
+
 
 def _reference(setting: str, value: str, flag: str = "") -> _Reference | None:
-    """What the value of a setting names of the Hub; None for a local path. Raises FileNotFoundError for a name that is
-    missing in a local folder."""
+    """What a setting names of the Hub; None for a path. Raises FileNotFoundError for what a local folder lacks."""
     match = (CORPUS_FILE if setting == CORPUS else REPOSITORY).fullmatch(value)
     if match is None or Path(value).exists():
         return None
     if not match["revision"] and Path(value).parent.exists():
         raise FileNotFoundError(
-            f"{flag or setting} {value}: the folder {Path(value).parent} has nothing of that name; {value}@main is a "
-            "repository of the Hub"
+            f"{flag or setting} {value}: {Path(value).parent}/ has nothing of that name; {value}@main is the Hub's"
         )
-    return _Reference(setting, value, **match.groupdict())
+    return _Reference(setting, value, flag or setting, **match.groupdict())
 
 
-def _references(config: RunConfig) -> list[_Reference]:
-    values = settings(config)
-    found = (_reference(setting, values[setting]) for setting in (*REPOSITORIES, CORPUS))
+def _references(config: RunConfig, flags: Mapping[str, str] | None = None) -> list[_Reference]:
+    values, flags = settings(config), flags or {}
+    found = (_reference(name, values[name], flags.get(name, "")) for name in (*REPOSITORIES, CORPUS))
     return [reference for reference in found if reference]
 
 
-def _commit(reference: _Reference, flag: str) -> str:
+def _commit(reference: _Reference) -> str:
     """The commit that a reference names, without a connection that of the cache."""
     if reference.revision and COMMIT.fullmatch(reference.revision):
         return reference.revision
     from huggingface_hub import HfApi
 
-    with _one_line_errors(reference, flag):
-        where = {"repo_type": reference.repo_type, "revision": reference.revision}
-        return HfApi().resolve_revision(reference.repo, **where).resolved
+    with _one_line_errors(reference):
+        return HfApi().resolve_revision(reference.repo, **reference.where).resolved
 
 
 def _download(reference: _Reference, files: Sequence[str] = ()) -> str:
     from huggingface_hub import hf_hub_download, snapshot_download
 
-    repo, where = reference.repo, {"repo_type": reference.repo_type, "revision": reference.revision}
+    repo, where = reference.repo, reference.where
     with _one_line_errors(reference):
         if reference.file:
             return hf_hub_download(repo, reference.file, **where)
@@ -143,9 +144,8 @@ def _download(reference: _Reference, files: Sequence[str] = ()) -> str:
 
 
 @contextlib.contextmanager
-def _one_line_errors(reference: _Reference, flag: str = "") -> Iterator[None]:
-    """Turns the library's errors, of many types, into OSError, in one line that names the flag or setting and the way
-    out."""
+def _one_line_errors(reference: _Reference) -> Iterator[None]:
+    """Turns the library's errors, of many types, into OSError, in one line that names the flag and the way out."""
     from huggingface_hub import constants
 
     try:
@@ -154,6 +154,6 @@ def _one_line_errors(reference: _Reference, flag: str = "") -> Iterator[None]:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         page = f"{constants.ENDPOINT}/{'datasets/' if reference.repo_type == 'dataset' else ''}{reference.repo}"
         raise OSError(
-            f"{flag or reference.setting} {reference.value}: there is no such path, and no download ({reason}): "
+            f"{reference.flag} {reference.value}: there is no such path, and no download ({reason}): "
             f"see {page}; what is private or gated needs `hf auth login`; the command repeated continues"
         ) from error

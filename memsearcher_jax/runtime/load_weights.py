@@ -33,7 +33,7 @@ def check_weights(folder: str | Path, model: ModelConfig) -> None:
         if not (folder / "config.json").is_file():
             raise FileNotFoundError(
                 f"{folder} is neither a run (no run.json) nor a Hugging Face model (no config.json); adapters go to "
-                "--model.adapter"
+                "--model.adapter, GGUF files to launch/import_gguf.py"
             )
         exported = model.adapter and (folder / EXPORT_FILE).is_file()
         if exported and read_export_config(folder).model.adapter == model.adapter:
@@ -147,8 +147,7 @@ def _merge(base: dict, adapters: dict, model: ModelConfig, mesh: Mesh) -> dict:
 
 
 def export(model: ModelConfig, out: Path, dtype: str, tokenizer: str, end_ids: Sequence[int]) -> None:
-    """Writes the weights in `model.path` to `out`, a Hugging Face directory, with the tokenizer in the directory
-    `tokenizer`.
+    """Writes the weights in `model.path` to `out`, a Hugging Face directory, with the tokenizer in `tokenizer`.
 
     The weights of a run are copied one tensor at a time, unless adapters are merged into them.
     Raises ValueError or OSError in one line.

@@ -27,7 +27,7 @@ CHATML = (SYSTEM, END + USER, END + ASSISTANT, "\n" + USER)  # the last one afte
 """What opens each message of a conversation. Trusted text and transcripts are written with it, for every model."""
 
 FIXED_DATE = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}\n"
-"""In place of today's date, which some templates write: a resumed run must write what it wrote. Llama's default."""
+"""Instead of today's date, which some templates write: a resumed run must write what it wrote."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,7 @@ class ChatTokenizer:
         conversation = "content".join((*CHATML[:3], IM_END + CHATML[3]))
         if tokenizer.transcript(tokenizer.encode_trusted(conversation)) != conversation:  # which rewards are read from
             raise ValueError(
-                f"the tokenizer in {folder} drops or adds white space at chat markup: set lstrip and rstrip of its "
-                "special tokens, and add_prefix_space, to false there"
+                f"the tokenizer in {folder} alters white space at markup: set lstrip, rstrip, add_prefix_space to false"
             )
         return tokenizer
 

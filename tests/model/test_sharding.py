@@ -59,11 +59,7 @@ def test_every_weight_has_a_logical_axis_per_dimension(variant):
 @pytest.mark.parametrize(
     ("changes", "mesh_shape", "message"),
     [
-        (
-            {},
-            {"data": 1, "fsdp": 1, "tensor": 4},
-            "mesh tensor=4 cannot split the 2 kv of layers.bk: choose a divisor of 2",
-        ),
+        ({}, {"tensor": 4}, "mesh tensor=4 cannot split the 2 kv of layers.bk: choose a divisor of 2"),
         ({}, {"data": 1, "fsdp": 3, "tensor": 1}, "mesh fsdp=3 cannot split the 32 embed of embed"),
         ({"vocab_size": 97}, {"data": 2, "fsdp": 2, "tensor": 2}, "cannot split the 97 vocab of embed"),
         ({"ffn_size": 49}, {"data": 1, "fsdp": 1, "tensor": 2}, "cannot split the 49 ffn of layers.down"),

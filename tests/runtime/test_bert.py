@@ -69,7 +69,8 @@ def test_the_published_e5_is_the_default_config(folder):
 
 
 TEXTS = {"query": "q: ", "passage": "p: ", "document": "d: ", "corpus": None}
-PROMPTS = {"config_sentence_transformers.json": {"prompts": TEXTS}}
+POOLING, SENTENCE = "1_Pooling/config.json", "config_sentence_transformers.json"
+PROMPTS = {SENTENCE: {"prompts": TEXTS}}
 OLD_POOLING = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
 LIMITS = {"max_seq_length": 256, "do_lower_case": True}
 NO_LIMIT = {"model_max_length": 10**30}  # as transformers writes it
@@ -87,7 +88,7 @@ NO_LIMIT = {"model_max_length": 10**30}  # as transformers writes it
 def test_sentence_transformers_files_set_pooling_length_and_prompts(folder, pooling, transformer, tokenizer, expected):
     files = {
         "modules.json": [module | {"type": module["type"].replace(".", ".base.modules.")} for module in ST_MODULES],
-        "1_Pooling/config.json": pooling,
+        POOLING: pooling,
         "sentence_xlm-roberta_config.json": transformer,  # one of the older names
         "tokenizer_config.json": tokenizer,
     }
@@ -95,7 +96,7 @@ def test_sentence_transformers_files_set_pooling_length_and_prompts(folder, pool
     assert (config.pooling, config.max_tokens, config.lower_case) == expected
     assert (config.query_prompt, config.passage_prompt) == ("q: ", "d: ")
     default = {"prompts": {"web": "w: ", "document": ""}, "default_prompt_name": "web"}
-    config = bert.read_config(folder(files={"config_sentence_transformers.json": default}))
+    config = bert.read_config(folder(files={SENTENCE: default}))
     assert (config.query_prompt, config.passage_prompt) == ("w: ", "")
 
 
@@ -115,28 +116,16 @@ def test_roberta_positions_start_after_the_padding_id(folder):
         ({"num_hidden_layers": 0}, {}, "num_hidden_layers is 0, expected at least 1"),
         ({}, {"modules.json": modules("Transformer", "Pooling", "Dense")}, "module Dense is not supported"),
         ({}, {"modules.json": modules("Transformer")}, "lists no Pooling module"),
-        (
-            {},
-            {"modules.json": ST_MODULES, "1_Pooling/config.json": {"pooling_mode": ["cls", "mean"]}},
-            "pools by cls and mean; only mean or only cls",
-        ),
+        ({}, {"modules.json": ST_MODULES, POOLING: {"pooling_mode": ["cls", "mean"]}}, "pools by cls and mean; only"),
         ({}, {"modules.json": ST_MODULES}, "pools by nothing; only mean or only cls"),
-        (
-            {},
-            {"modules.json": ST_MODULES, "1_Pooling/config.json": {"pooling_mode": "cls", "include_prompt": False}},
-            "include_prompt = False is not supported, only True is",
-        ),
-        (
-            {},
-            {"modules.json": ST_MODULES[:2], "config_sentence_transformers.json": {"similarity_fn_name": "dot"}},
-            "similarity_fn_name 'dot' depends on lengths, only 'cosine'",
-        ),
+        ({}, {"modules.json": ST_MODULES, POOLING: {"include_prompt": False}}, "include_prompt = False is not"),
+        ({}, {"modules.json": ST_MODULES[:2], SENTENCE: {"similarity_fn_name": "dot"}}, "'dot' depends on lengths"),
         ({}, {"modules.json": [{"path": ""}]}, "modules.json has an entry without a type"),
         ({"pad_token_id": None}, {}, "pad_token_id is missing: set it to the id of the tokenizer's padding token"),
         ({}, {"modules.json": {}}, "holds a dict, expected a JSON array"),
         ({}, {"sentence_bert_config.json": {"max_seq_length": "512"}}, "is '512', expected a number of tokens"),
-        ({}, {"config_sentence_transformers.json": {"truncate_dim": 64}}, "truncate_dim is not supported"),
-        ({}, {"config_sentence_transformers.json": {"prompts": {"query": 5}}}, "prompts must be an object of texts"),
+        ({}, {SENTENCE: {"truncate_dim": 64}}, "truncate_dim is not supported"),
+        ({}, {SENTENCE: {"prompts": {"query": 5}}}, "prompts must be an object of texts"),
     ],
 )
 def test_unsupported_encoders_are_refused_by_name(folder, settings, files, message):

@@ -88,7 +88,8 @@ def write_gguf(tmp_path):
                 return
             values = (0.3 * rng.standard_normal(shape)).astype(np.float32)
             kind = gguf.GGMLQuantizationType[quantization if len(shape) == 2 else "F32"]
-            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+            data = values.astype(np.float64) if kind.name == "F64" else gguf.quants.quantize(values, kind)
+            writer.add_tensor(name, data, raw_dtype=kind)
 
         add("token_embd.weight", len(tokens), D)
         for layer in range(layers):
@@ -186,6 +187,7 @@ def test_files_that_are_missing_or_damaged_are_refused_in_one_line(tmp_path):
         ("llama", {"without": ["token_embd.weight"]}, r"tensor token_embd\.weight is missing"),
         ("llama", {"extra": {"blk.0.attn_q.bias": (64,)}}, r"holds blk\.0\.attn_q\.bias, which a llama model"),
         ("llama", {"extra": {"rope_freqs.weight": (16,)}}, "holds rope_freqs.weight"),
+        ("llama", {"quantization": "F64"}, r"tensor token_embd\.weight cannot be read: .* for F64 is not yet"),
         ("qwen2moe", {}, "general.architecture is 'qwen2moe', expected one of qwen2, qwen3, llama"),
         ("llama", {"keys": {"llama.expert_count": 8}}, "llama.expert_count = 8 is not supported, only 0 is"),
         ("llama", {"keys": {"llama.rope.scaling.type": "linear"}}, "rope.scaling.type = 'linear' is not supported"),
@@ -205,5 +207,5 @@ def test_files_that_are_missing_or_damaged_are_refused_in_one_line(tmp_path):
 def test_every_key_and_tensor_is_read_or_refused_by_name(architecture, changes, message, write_gguf, tmp_path):
     """transformers fills missing tensors with random numbers and leaves others out, both without a word."""
     with pytest.raises(ValueError, match=message):
-        gguf_file.convert(write_gguf(architecture, "F32", **changes), tmp_path / "out")
+        gguf_file.convert(write_gguf(architecture, **{"quantization": "F32"} | changes), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -107,7 +107,7 @@ def test_no_file_of_what_is_missing_is_requested(hub, tmp_path, monkeypatch):
     """The library repeats such a request for half a minute where there is no connection."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
-    for name, message in (("runs/x", "the folder runs has nothing of that name"), ("owner/x", "Repository Not Found")):
+    for name, message in (("runs/x", "runs/ has nothing of that name"), ("owner/x", "Repository Not Found")):
         with pytest.raises(OSError, match=f"--checkpoint {name}: .*{message}"):
             cli.parse(tpu_train.Train, ["--checkpoint", name])
         assert set(hub.requests) <= {"GET /api/models/owner/x"}

@@ -69,8 +69,8 @@ def test_a_missing_or_invalid_tokenizer_is_an_error(tmp_path):
             ChatTokenizer.load(tmp_path)
     for *change, message in (
         ("<|im_start|>", "<|turn|>", r"has no <\|im_start\|> and"),
-        ('"rstrip":false', '"rstrip":true', "adds white space at chat markup: set lstrip and rstrip"),
-        ('"add_prefix_space":false', '"add_prefix_space":true', "adds white space at chat markup"),
+        ('"rstrip":false', '"rstrip":true', "alters white space at markup: set lstrip, rstrip"),
+        ('"add_prefix_space":false', '"add_prefix_space":true', "alters white space at markup"),
     ):
         (tmp_path / "tokenizer.json").write_text(byte_tokenizer().definition.replace(*change))
         with pytest.raises(ValueError, match=message):
