@@ -52,8 +52,7 @@ def resolve(entry: str, split: str, root: str) -> tuple[Path, str]:
     "nq" is that split of the benchmark; if the test split has no answers, "test" means the last split that has them.
     "nq:dev" names a split. The files are in `<root>/<benchmark>/`. Any other entry is the path of a file.
 
-    Raises:
-      FileNotFoundError, ValueError: a one-line message that names the entry.
+    Raises FileNotFoundError or ValueError, in one line that names the entry.
     """
     name, _, chosen = entry.partition(":")
     if name not in BENCHMARKS:

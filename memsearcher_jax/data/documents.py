@@ -89,9 +89,7 @@ def read_passages(folder: Path, document: Path, max_words: int) -> list[dict[str
       document's path in the folder as `source`, in a PDF the `page`, and the offsets `start` and `end`. They count
       characters, in NFC and with "\\n" as line end, of the file, or of the text of an HTML file or of a page of a PDF.
 
-    Raises:
-      UnreadableDocument: the document is damaged, or no reader knows its content.
-      ImportError: the extra for documents is not installed.
+    Raises UnreadableDocument or OSError for a document that cannot be read, ImportError without the extra `documents`.
     """
     source = document.relative_to(folder).as_posix()
     if source != encodable(source):

@@ -70,8 +70,7 @@ class ProblemSplits:
 def load(config: DataConfig, directory: Path) -> ProblemSplits:
     """Read and check every row. The rows of files are stored as a dataset under `directory`, which later calls reuse.
 
-    Raises:
-      FileNotFoundError, ValueError: a one-line message that names the file, and the row if there is one.
+    Raises FileNotFoundError or ValueError, in one line that names the file, and the row if there is one.
     """
     skipped = list[str]()
     splits = make_problems(config) if config.is_synthetic else _stored(config, directory, skipped)

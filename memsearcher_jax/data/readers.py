@@ -43,10 +43,8 @@ def read_problems(
 ) -> list[Problem]:
     """Read every row of a file of questions, streams or conversations: JSON Lines, `.parquet`, or a list in `.json`.
 
-    Args:
-      chunk_words: words of a chunk of a conversation, at most.
-      on_malformed: called with a one-line message for each malformed row, which is then skipped. Without it, a
-        malformed row is an error.
+    A malformed row is an error, or is skipped after `on_malformed` was called with a one-line message. A chunk of a
+    conversation has at most `chunk_words` words.
 
     Raises:
       FileNotFoundError: the file does not exist.

@@ -51,9 +51,7 @@ class Corpus:
 def read_passages(source: Source) -> Iterator[tuple[str, Passage]]:
     """("source:line", passage) of every row.
 
-    Raises:
-      FileNotFoundError, ValueError: one line with the file and, where it applies, the line: no such file, or a
-        malformed row.
+    Raises FileNotFoundError, or ValueError, in one line with the file and the line, for a malformed row.
     """
     if not isinstance(source, Path):
         yield from ((f"{source_name(source)}:{row}", passage) for row, passage in enumerate(source, start=1))

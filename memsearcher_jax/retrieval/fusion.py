@@ -70,13 +70,8 @@ def reciprocal_rank_fusion(rankings: Sequence[Ranking], weights: Sequence[float]
     """Score each row by the sum of weight / (RRF_K + rank) over the rankings that contain it.
 
     After Cormack, Clarke and Büttcher (SIGIR 2009), who use K = 60 and equal weights. The rank of a row is the number
-    of rows with at least its score: equal scores share a rank, and a score that many rows share says little.
-
-    Args:
-      rankings: of one query, `(ids_N, scores_N)`.
-
-    Returns:
-      `(ids_N, scores_N)`, N at most `top_n`; equal scores are ordered by row number.
+    of rows with at least its score: equal scores share a rank, and a score that many rows share says little. The
+    rankings are those of one query; N of the result is at most `top_n`.
     """
     fused: dict[int, float] = {}
     for (ids_N, scores_N), weight in zip(rankings, weights, strict=True):

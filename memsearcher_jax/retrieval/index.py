@@ -88,19 +88,18 @@ def open_index(
       index_type: "exact" opens every folder with vectors; "scann" only a folder built for it.
       max_passage_tokens: must be that of the build; 0 for an encoder without tokens.
 
-    Raises:
-      FileNotFoundError, ValueError: one line with the reason and the way out.
+    Raises FileNotFoundError or ValueError, in one line with the reason and the way out.
     """
     manifest = read_index_manifest(directory)
     vectors = manifest["vectors"]
     if vectors is None:
         raise ValueError(f"{directory}: has no vectors: set retrieval.method to bm25, or delete it to rebuild it")
-    if vectors["encoder"] != encoder:
-        reason = f'was built with encoder "{vectors["encoder"]}", not "{encoder}"'
-        raise ValueError(f"{directory}: {reason}: set retrieval.encoder and encoder_prompts as then, or rebuild it")
-    if max_passage_tokens and vectors["max_passage_tokens"] != max_passage_tokens:
-        reason = f"was built with max_passage_tokens {vectors['max_passage_tokens']}, not {max_passage_tokens}"
-        raise ValueError(f"{directory}: {reason}: set retrieval.max_passage_tokens as then, or rebuild it")
+    wanted = {"encoder": encoder, "max_passage_tokens": max_passage_tokens or vectors["max_passage_tokens"]}
+    for name, value in wanted.items():
+        if vectors[name] != value:
+            reason = f"was built with {name} {vectors[name]!r}, not {value!r}"
+            settings = "retrieval.encoder, encoder_prompts and max_passage_tokens"
+            raise ValueError(f"{directory}: {reason}: set {settings} as then, or rebuild it")
     if index_type == "scann" and manifest["index_type"] != "scann":
         raise ValueError(f"{directory}: was built for exact search: set retrieval.index_type to exact, or rebuild it")
     with explain_damage(directory):

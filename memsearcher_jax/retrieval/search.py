@@ -63,9 +63,7 @@ class Searcher:
 
         A query that occurs twice, or is in the cache, is not searched again. A query without a word has no results.
 
-        Raises:
-          ValueError: `top_n` is below 1, or a search service rejects the queries.
-          OSError: a search service is unavailable.
+        Raises ValueError for a `top_n` below 1, or queries that a search service rejects, OSError if it is unavailable.
         """
         if top_n < 1:
             raise ValueError(f"top_n must be at least 1, found {top_n}")
@@ -100,8 +98,7 @@ def open_searcher(
       max_outage: seconds to wait for a service that is down.
       search_timeout: seconds without an answer after which the process that searches is replaced.
 
-    Raises:
-      OSError, ValueError: one line with the service, corpus or index that cannot be used, and the reason.
+    Raises OSError or ValueError, in one line with the service, corpus or index that cannot be used, and the reason.
     """
     source: Source
     if config.url:
@@ -143,10 +140,7 @@ def _built_index(
 def open_source(config: RetrievalConfig, directory: Path, model: TextEncoder | None = None) -> LocalSource:
     """The search of the index that `config` names, in this process; `directory` gets the index of words that it lacks.
 
-    Args:
-      model: the encoder, unless it is the hashing encoder.
-
-    Raises as `open_searcher`.
+    `model` is the encoder, unless it is the hashing encoder. Raises as `open_searcher`.
     """
 
     def words(name: str, field: Field) -> Bm25Retriever:

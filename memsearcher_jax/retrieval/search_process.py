@@ -44,8 +44,7 @@ class SearchProcess:
       model: embeds the queries, unless the encoder is the hashing encoder.
       timeout: seconds between two answers of the child, after which it is killed and replaced.
 
-    Raises:
-      OSError, ValueError: one line with the corpus or index that cannot be used, and the reason.
+    Raises OSError or ValueError, in one line with the corpus or index that cannot be used, and the reason.
     """
 
     def __init__(
@@ -70,9 +69,8 @@ class SearchProcess:
     def search(self, queries: list[str], top_n: int) -> list[list[Passage]]:
         """As `Source.search`.
 
-        Raises:
-          TimeoutError: the child did not answer in time, or died; another one has opened the index.
-          ConnectionError: the child is busy with another search, or being replaced.
+        Raises TimeoutError if the child did not answer in time, or died; another one has opened the index. Raises
+        ConnectionError if it is busy with another search, or being replaced.
         """
         vectors_QD = self._model.queries(queries) if self._model else None
         if not self._lock.acquire(timeout=self._timeout):

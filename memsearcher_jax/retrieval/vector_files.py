@@ -31,10 +31,6 @@ class EmbeddingShards:
     dtype: str  # as stored: float32 or float16
 
     @property
-    def shape(self) -> tuple[int, int]:
-        return self.rows, self.size
-
-    @property
     def count(self) -> int:
         return -(-self.rows // SHARD_ROWS)
 
@@ -75,7 +71,7 @@ class EmbeddingShards:
 
     def read(self) -> np.ndarray:
         """All vectors, float32 [R, D]."""
-        vectors_RD = np.empty(self.shape, np.float32)
+        vectors_RD = np.empty((self.rows, self.size), np.float32)
         for shard in range(self.count):
             vectors_RD[shard * SHARD_ROWS : (shard + 1) * SHARD_ROWS] = self.load(shard)
         return vectors_RD
@@ -84,8 +80,7 @@ class EmbeddingShards:
 def read_embeddings(path: Path) -> np.ndarray:
     """Memory-map precomputed vectors [R, D]: a `.npy` array or a flat FAISS index.
 
-    Raises:
-      FileNotFoundError, ValueError: one line with the reason why the file cannot be used.
+    Raises FileNotFoundError or ValueError, in one line with the reason why the file cannot be used.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")

@@ -85,7 +85,7 @@ def test_an_index_with_a_tree_can_be_moved(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("built", "encoder", "message"),
     [
-        ({"index_type": "exact"}, "other", f'built with encoder "{NAME}", not "other"'),
+        ({"index_type": "exact"}, "other", f"built with encoder '{NAME}', not 'other'"),
         ({"index_type": "exact"}, NAME, "built for exact search"),
         ({"method": "bm25"}, NAME, "has no vectors: set retrieval.method to bm25"),
     ],

@@ -191,7 +191,7 @@ def test_an_encoder_with_separate_queries_and_passages(tmp_path):
     config = RetrievalConfig(encoder="folder", index_type="exact")
     searcher = open_searcher(config, tmp_path / "index", PASSAGES, load)
     assert [hits[0].title for hits in searcher.search(["Oslo", "Bari"], 1)] == ["Turin", "Oslo"]
-    reasons = 'encoder "shifted:folder", not "shifted:other"', "max_passage_tokens 512, not 9"
+    reasons = "encoder 'shifted:folder', not 'shifted:other'", "max_passage_tokens 512, not 9"
     for changes, reason in zip(({"encoder": "other"}, {"max_passage_tokens": 9}), reasons, strict=True):
         with pytest.raises(ValueError, match=f"was built with {reason}"):
             open_searcher(replace(config, **changes), tmp_path / "index", PASSAGES, load)

@@ -230,7 +230,7 @@ class _VectorBuild:
             for shard in range(shards.count):
                 file.write(shards.load(shard).astype(np.float32).data)
         # ScaNN keeps copies of the vectors in memory while it trains: they are mapped from one file.
-        vectors_RD = np.memmap(self.staging / FLOATS, np.float32, mode="r", shape=shards.shape)
+        vectors_RD = np.memmap(self.staging / FLOATS, np.float32, mode="r", shape=(shards.rows, shards.size))
         tree = scann_index.build_tree(vectors_RD)
         self.on_progress("measuring recall", 0, 0)
         tuned, measured = self._tuned(tree, ExactIndex(vectors_RD))

@@ -11,8 +11,7 @@ Errors have a 4xx status and {"detail": reason in one line}; 503 means retry lat
 its policy, and its client ends the training at an error: /retrieve answers requests without a query, for empty queries
 and for 0 passages, as its server does, and reads the beginning of a long query.
 
-Concurrent requests are searched in one call. A batch does not wait for more requests: the next batch collects while the
-current one is searched. An idle service responds at once, and a busy one forms larger batches.
+Concurrent requests are searched in one call: the next batch collects while the current one is searched.
 """
 
 from __future__ import annotations
@@ -103,7 +102,8 @@ def make_app(
             raise HTTPException(400, "the query is empty")
         (passages,) = await search([body.query], body.top_n)
         documents = list(map(_document, passages))
-        return JSONResponse([documents, _scores(passages)] if body.return_score else documents)
+        scores = [passage.score for passage in passages]
+        return JSONResponse([documents, scores] if body.return_score else documents)
 
     @app.post("/batch_search")
     async def search_batch(body: BatchSearchBody) -> JSONResponse:
@@ -114,7 +114,8 @@ def make_app(
                 raise HTTPException(400, f"query {number} is empty")
         results = await search(body.query, body.top_n)
         documents = [list(map(_document, passages)) for passages in results]
-        return JSONResponse([documents, list(map(_scores, results))] if body.return_score else documents)
+        scores = [[passage.score for passage in passages] for passages in results]
+        return JSONResponse([documents, scores] if body.return_score else documents)
 
     @app.post("/retrieve")
     async def retrieve(body: RetrieveBody) -> JSONResponse:
@@ -135,10 +136,6 @@ def make_app(
 
 def _document(passage: Passage) -> dict[str, str]:
     return {"id": passage.id, "contents": passage.contents}
-
-
-def _scores(passages: Sequence[Passage]) -> list[float]:
-    return [passage.score for passage in passages]
 
 
 async def _invalid_body(request: Request, error: RequestValidationError) -> JSONResponse:
