@@ -65,6 +65,6 @@ def format_metric(name: str, value: float, digits: int = 4) -> str:
     """A fraction in percent; of another metric these significant digits, and all before the point; NaN as a dash."""
     if math.isnan(value):
         return "–"
-    if {name.partition("/")[0], name.rpartition("/")[2]} & FRACTIONS:
+    if FRACTIONS & set(name.split("/")):
         return f"{percent(value)} %"
     return f"{value:,.{digits}g}" if abs(value) < 10**digits - 0.5 else f"{value:,.0f}"  # 999.9: 1,000, not 1e+03

@@ -107,7 +107,7 @@ def test_stop_reasons_are_printed_and_untrusted_names_are_escaped():
 
 
 def test_metrics_have_a_line_each_except_stop_reasons():
-    metrics = {"exact_match": 0.12345, "wrong/misread": 0.1, "golden/any_held": 0.5, "f1": 0.0}
+    metrics = {"exact_match": 0.12345, "wrong/misread": 0.1, "golden/any_held": 0.5, "test/f1/2_hops": 0.0}
     metrics |= {"generated_tokens": 9999.7, "stop/answered": 1.0, "stop/fault": 0.0}
     _, _, table = printed(summarize_evaluation(sample("nq", 1, 2)), metrics=metrics).partition("metric ")
     rows = [re.split("  +", line.strip()) for line in table.partition("\n\n")[0].splitlines()]
@@ -116,7 +116,7 @@ def test_metrics_have_a_line_each_except_stop_reasons():
         ["EM", "12.3 %"],
         ["wrong: all supporting pages were shown, or the data does not name them", "10.0 %"],
         ["golden answers: any in the new memory", "50.0 %"],
-        ["F1", "0.0 %"],
+        ["test/f1/2 hops", "0.0 %"],
         ["generated tokens", "10,000"],
     ]
 
