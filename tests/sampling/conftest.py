@@ -75,16 +75,6 @@ def generate(engine, slot):
                 return generation
 
 
-def run_conversation(engine, number, slot=0, rule=None):
-    """One context with a prompt, a generation, an observation of random length, and a second generation."""
-    rng = np.random.default_rng(100 + number)
-    engine.scheduler.open_context(slot, prompt(number), (number, 0), 9, rule)
-    generate(engine, slot)
-    engine.scheduler.extend_context(slot, rng.integers(10, 250, int(rng.integers(1, 45))).tolist(), max_tokens=9)
-    generate(engine, slot)
-    return engine.scheduler.pop_context(slot)
-
-
 @jax.jit
 def full_forward(params, ids_1C, segment_1C):
     """Log-probabilities [C, V] of each next token, from one pass without a cache."""
@@ -142,7 +132,6 @@ def nano() -> SimpleNamespace:
         make_engine=make_engine,
         prompt=prompt,
         generate=generate,
-        run_conversation=run_conversation,
         run_conversations=run_conversations,
         next_token_logprobs=next_token_logprobs,
         assert_recorded_logprobs=assert_recorded_logprobs,

@@ -14,9 +14,7 @@ from tests.support import NANO
 
 def test_greedy_tokens_are_the_argmax_of_the_full_forward(params, engine, nano):
     """Decoding equals the forward pass, and the context starts with the contiguous prompt."""
-    engine.start(params, nano.key())
-    for number in range(4):
-        recorded = nano.run_conversation(engine, number, rule=SamplingParams(temperature=0.0))
+    for number, recorded in nano.run_conversations(engine, params, range(4), SamplingParams(temperature=0.0)).items():
         ids = np.array(recorded.ids)
         assert nano.prompt(number) == ids[: len(nano.prompt(number))].tolist()
         sampled = np.flatnonzero(recorded.sampled)

@@ -28,11 +28,14 @@ def replicated(mesh, nano):
     return Engine(NANO, settings, (nano.STOP,), mesh)
 
 
-def test_replicas_draw_the_same_tokens_as_one_engine(params, engine, replicated, placed, nano):
+def test_replicas_draw_the_same_tokens_as_one_engine(params, engine, replicated, placed, compilations, nano):
+    """Nothing compiles after `warm_up`."""
     numbers = list(range(13))
-    one, many = (
-        nano.run_conversations(target, weights, numbers) for target, weights in ((engine, params), (replicated, placed))
-    )
+    one = nano.run_conversations(engine, params, numbers)
+    replicated.warm_up(placed)
+    with compilations() as count:
+        many = nano.run_conversations(replicated, placed, numbers)
+    assert count == []
     for number in numbers:
         assert many[number].ids == one[number].ids
         np.testing.assert_allclose(many[number].logprobs, one[number].logprobs, atol=1e-5)
@@ -71,11 +74,3 @@ def test_calls_in_flight_can_be_dropped(params, engine, replicated, placed, nano
         nano.run_conversations(target, weights, [3, 4]) for target, weights in ((engine, params), (replicated, placed))
     )
     assert [many[number].ids for number in (3, 4)] == [one[number].ids for number in (3, 4)]
-
-
-def test_nothing_compiles_after_warm_up(replicated, placed, compilations, nano):
-    replicated.warm_up(placed)
-    replicated.start(placed, nano.key())
-    with compilations() as count:
-        nano.run_conversations(replicated, placed, range(9))
-    assert count == []
