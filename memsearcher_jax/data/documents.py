@@ -32,6 +32,7 @@ FRONT_MATTER = re.compile(r"---[ \t]*\n(?=\w[\w-]*[ \t]*:)(?:\w[\w-]*[ \t]*:.*\n
 BROWSER_ENCODINGS = {"ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254"}
 BROWSER_ENCODINGS |= {"gb2312": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949"}
 """What browsers read in place of an encoding that a page names, by Python's names."""
+DIVIDED = re.compile(r"(?<=\w)([-\xad\u2010])\n(?=(\w))")  # a word, or before a capital or a digit "E-Mail"
 HTML_CELLS = ("td", "th")
 BLOCK_END = "\n\n"
 HTML_INLINE = re.compile(
@@ -216,7 +217,8 @@ def read_pdf(path: Path) -> list[Section]:
         raise UnreadableDocument(f"{path}: not a PDF that can be read ({' '.join(str(error).split())})") from error
     if not any(page.strip() for page in pages):
         raise UnreadableDocument(f"{path}: contains no text: recognise the text of scanned pages (OCR) first")
-    joined = [re.sub(r"[ \t]*\n(?!\s*\n)", " ", re.sub(r"(?<=\w)-\n(?=[a-z])", "", page)) for page in pages]
+    whole = (DIVIDED.sub(lambda end: "" if end[2].islower() else end[1], page) for page in pages)
+    joined = [re.sub(r"[ \t]*\n(?!\s*\n)", " ", page) for page in whole]
     return [Section((title or path.stem,), page, page=number) for number, page in enumerate(joined, start=1)]
 
 

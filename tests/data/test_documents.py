@@ -147,9 +147,10 @@ def write_pdf(path, pages):
 
 
 def test_a_pdf_has_a_section_per_page(tmp_path):
-    path = write_pdf(tmp_path / "paper.pdf", ["The first page.", "The second\npage is divi-\nded."])
+    path = write_pdf(tmp_path / "paper.pdf", ["The first page.", "The second\npage: ge\u2010\nändert, E-\nMail."])
     rows = passages(path)
-    assert [row["contents"] for row in rows] == ['"paper"\nThe first page.', '"paper"\nThe second page is divided.']
+    texts = ["The first page.", "The second page: geändert, E-Mail."]
+    assert [row["contents"] for row in rows] == [f'"paper"\n{text}' for text in texts]
     assert [row["metadata"]["page"] for row in rows] == [1, 2]
     assert rows[1]["id"] == "paper.pdf#page=2:0"
 
