@@ -66,7 +66,7 @@ class TrajectoryRecords:
             "reason": scored.reason,
             "scores": encode_floats(scored.scores),
             "error": outcome.error,
-            "counts": {name: count for name, count in outcome.counts.items() if count},
+            "counts": encode_floats({name: count for name, count in outcome.counts.items() if count}),
             "turns": turns,
             # Only for workflows without turns, whose text is nowhere else.
             "transcript": "" if turns else scored.trajectory.transcript,

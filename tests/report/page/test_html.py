@@ -190,7 +190,7 @@ def test_a_dataset_without_scores_keeps_the_columns_of_the_others(tmp_path):
 
 def test_streams_have_an_accuracy_and_their_questions(tmp_path):
     read = Stream("squad", ("text",), (StreamQuestion("Who?", "Ada"), StreamQuestion("Where?", "Bern")))
-    outcome = {"stop": StopReason.STREAM_READ, "counts": {"stream_tokens": 100, "memory_tokens": 20}}
+    outcome = {"stop": StopReason.STREAM_READ, "counts": {"stream_tokens": 100, "memory_tokens": 20, "own": math.nan}}
     one = scored(turns=(), problem=Problem.of_stream("s", read), **outcome, scores={"accuracy": 0.5}, reward=1.5)
     page, _ = page_of(evaluation(tmp_path / "ev", [one]))
     tiles = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.source)
