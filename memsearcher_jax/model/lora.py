@@ -79,10 +79,8 @@ def init(key: jax.Array, config: ModelConfig) -> Params:
 
 
 def merge(base: Params, adapters: Params, config: ModelConfig) -> Params:
-    """The weights with the adapters added, in the type of `base`: summed in float32, rounded once.
-
-    Differentiable with respect to the adapters. Under `shard_map_by_rows` both are shards, and so is the result.
-    """
+    """The weights with the adapters added, in the type of `base`: summed in float32, rounded once. Differentiable with
+    respect to the adapters. Under `shard_map_by_rows` both are shards, and so is the result."""
     scale = config.lora_alpha / config.lora_rank
 
     def add(weight: jax.Array, pair: Params) -> jax.Array:
@@ -97,10 +95,8 @@ def merge(base: Params, adapters: Params, config: ModelConfig) -> Params:
 
 
 def read_adapters(directory: str | Path, config: ModelConfig) -> tuple[ModelConfig, Params]:
-    """(config with the rank, alpha and targets of the files, adapters as float32 arrays) of a PEFT folder.
-
-    Raises FileNotFoundError or ValueError for an incomplete folder, another model, and variants of LoRA.
-    """
+    """(config with the rank, alpha and targets of the files, adapters as float32 arrays) of a PEFT folder. Raises
+    FileNotFoundError or ValueError for an incomplete folder, another model, and variants of LoRA."""
     directory = Path(directory)
     path = directory / CONFIG_FILE
     if not path.is_file():

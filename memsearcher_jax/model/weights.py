@@ -131,10 +131,8 @@ def save_streamed(
     max_shard_bytes: int = SHARD_BYTES,
     verify: Callable[[], None] = lambda: None,
 ) -> None:
-    """`save` for weights that are read one at a time: `read` is called once for each tensor.
-
-    Weights are written in `config.param_dtype`. `verify` is called after the last one, before the folder appears.
-    """
+    """`save` for weights that are read one at a time: `read` is called once for each tensor. Weights are written in
+    `config.param_dtype`. `verify` is called after the last one, before the folder appears."""
     directory = Path(directory).resolve()
     if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
         raise ValueError(f"{directory} exists and is not empty: remove it or choose another folder")
@@ -158,10 +156,8 @@ def save_streamed(
 
 
 def check_same_model(folder: str | Path, expected: ModelConfig, actual: ModelConfig) -> None:
-    """Raises ValueError, with the flags that describe the model in `folder`, if it is another one.
-
-    Also if it was trained on fewer positions than `expected` allows contexts to have.
-    """
+    """Raises ValueError, with the flags that describe the model in `folder`, if it is another one. Also if it was
+    trained on fewer positions than `expected` allows contexts to have."""
     sizes = ("vocab_size", "embed_size", "ffn_size", "layers", "heads", "kv_heads", "head_size")
     names = (*sizes, "rope_theta", "norm_eps", "tie_embeddings", "family")
     differing = (name for name in names if getattr(actual, name) != getattr(expected, name))

@@ -151,10 +151,8 @@ def load(directory: str | Path) -> tuple[EncoderConfig, Params]:
 
 
 def read_config(directory: str | Path) -> EncoderConfig:
-    """The encoder of a folder. Without sentence-transformers' `modules.json` the pooling is the mean, as for E5.
-
-    Raises FileNotFoundError without folder or config.json, ValueError for an unsupported encoder.
-    """
+    """The encoder of a folder. Without sentence-transformers' `modules.json` the pooling is the mean, as for E5. Raises
+    FileNotFoundError without folder or config.json, ValueError for an unsupported encoder."""
     path, settings = read_settings(directory)
     model_type = settings.model_type
     if model_type not in FAMILIES:
@@ -179,10 +177,8 @@ def read_config(directory: str | Path) -> EncoderConfig:
 
 
 def hidden_states(params: Params, config: EncoderConfig, ids_BT: Array, length_B: Array) -> Array:
-    """hidden_BTD, float32. Row b's tokens are its first `length_B[b]`, at least 1; the rest is padding.
-
-    The output at padding is undefined. T may be at most `config.positions - config.first_position`.
-    """
+    """hidden_BTD, float32. Row b's tokens are its first `length_B[b]`, at least 1; the rest is padding. The output at
+    padding is undefined. T may be at most `config.positions - config.first_position`."""
     c = config
     D, N, T = c.embed_size, c.heads, ids_BT.shape[1]
     mask_BT = jnp.arange(T) < length_B[:, None]

@@ -61,10 +61,8 @@ def pinned(config: RunConfig, stored: RunConfig | None = None, flags: Mapping[st
 
 
 def local(config: RunConfig) -> RunConfig:
-    """The config with local paths in place of repositories. Downloads what is not in the cache yet.
-
-    Raises as `pinned` does. After an error, repeating the call continues: complete files are kept.
-    """
+    """The config with local paths in place of repositories. Downloads what is not in the cache yet. Raises as `pinned`
+    does. After an error, repeating the call continues: complete files are kept."""
     return with_settings(config, {one.setting: _download(one) for one in _references(config)})
 
 

@@ -22,10 +22,8 @@ LORA_FIELDS = ("lora_rank", "lora_alpha", "lora_targets")
 
 
 def check_weights(folder: str | Path, model: ModelConfig) -> None:
-    """Raises ValueError or OSError, in one line, unless the directory is complete and holds this model.
-
-    Reads no weights but those of `model.adapter`, and samples of those that a LoRA run was trained from.
-    """
+    """Raises ValueError or OSError, in one line, unless the directory is complete and holds this model. Reads no
+    weights but those of `model.adapter`, and samples of those that a LoRA run was trained from."""
     if model.adapter:
         load_adapters(model)
     if not is_run(folder):
@@ -78,10 +76,8 @@ def load_params(folder: str | Path, model: ModelConfig, mesh: Mesh, dtype: str, 
 
 
 def load_adapters(model: ModelConfig, mesh: Mesh | None = None) -> tuple[ModelConfig, dict]:
-    """(config with their rank, alpha and targets, the adapters in `model.adapter` on `mesh`, or on the host).
-
-    Raises ValueError or OSError in one line, also if `model.lora_rank` trains adapters of another kind.
-    """
+    """(config with their rank, alpha and targets, the adapters in `model.adapter` on `mesh`, or on the host). Raises
+    ValueError or OSError in one line, also if `model.lora_rank` trains adapters of another kind."""
     found, adapters = lora.read_adapters(located(model.adapter), model)
     for name in LORA_FIELDS if model.lora_rank else ():
         ours, theirs = getattr(model, name), getattr(found, name)
@@ -114,10 +110,8 @@ def teacher_model(config: RunConfig) -> ModelConfig:
 
 
 def export_adapters(folder: str | Path, out: Path, dtype: str = "float32") -> str:
-    """Writes the adapters of a LoRA run to `out`, in PEFT's format, and returns the name of the base model.
-
-    Raises ValueError or OSError in one line.
-    """
+    """Writes the adapters of a LoRA run to `out`, in PEFT's format, and returns the name of the base model. Raises
+    ValueError or OSError in one line."""
     trained = read_run_config(folder).model if is_run(folder) else ModelConfig()
     if not trained.lora_rank:
         raise ValueError(f"{folder} has no adapters: it trained all weights; export it without --adapter")

@@ -48,10 +48,8 @@ _encode = jax.jit(bert.encode, static_argnames="config")
 def embed(
     texts: list[str], *, config: EncoderConfig, params: Params, mesh: Mesh, prompt: str, tokenizer: Tokenizer
 ) -> np.ndarray:
-    """Float32 [len(texts), D] of norm 1; zeros for a blank text. `prompt` comes before every text.
-
-    `params` is the tree of `bert.param_specs`, on every device of `mesh`. `tokenizer` truncates.
-    """
+    """Float32 [len(texts), D] of norm 1; zeros for a blank text. `prompt` comes before every text. `params` is the tree
+    of `bert.param_specs`, on every device of `mesh`. `tokenizer` truncates."""
     out_BD = np.zeros((len(texts), config.embed_size), np.float32)
     kept = np.array([row for row, text in enumerate(texts) if text.strip()], np.int64)
     # JSON may contain lone surrogates, which the tokenizer rejects.

@@ -41,10 +41,8 @@ class ChatTokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> ChatTokenizer:
-        """Reads `tokenizer.json`, chat template, special tokens and the end tokens of `generation_config.json`.
-
-        A tokenizer without a chat template is taken for ChatML. Raises FileNotFoundError or ValueError in one line.
-        """
+        """Reads `tokenizer.json`, chat template, special tokens and the end tokens of `generation_config.json`. A
+        tokenizer without a chat template is taken for ChatML. Raises FileNotFoundError or ValueError in one line."""
         file = Path(folder) / "tokenizer.json"
         if not file.is_file():
             raise FileNotFoundError(f"no tokenizer.json in {folder}: set --model.tokenizer to a folder that has one")
@@ -188,9 +186,7 @@ class ChatTokenizer:
 
     def find_stop(self, pattern: str, ids: Sequence[int]) -> int | None:
         """The length of the shortest prefix of `ids` whose text matches the regular expression; None if none does.
-
-        `pattern` must match every continuation of a text that it matches: without `$` or look-ahead.
-        """
+        `pattern` must match every continuation of a text that it matches: without `$` or look-ahead."""
 
         def matches(count: int) -> bool:
             text = self._template.decode(list(ids[:count]), skip_special_tokens=False)
