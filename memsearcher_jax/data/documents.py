@@ -157,7 +157,7 @@ def read_html(path: Path) -> list[Section]:
     from bs4.element import NavigableString, Tag
 
     soup = BeautifulSoup(_decode(path, is_html=True), "html.parser")
-    for element in soup(HTML_NO_CONTENT):
+    for element in (*soup(HTML_NO_CONTENT), *soup(class_="mw-editsection")):  # "[edit]" in headings of MediaWiki
         element.decompose()
     # Extracted, since without a <body>, which is optional, it would be part of the text.
     title = " ".join(soup.title.extract().get_text().split()) if soup.title else ""
