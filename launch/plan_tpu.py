@@ -29,6 +29,7 @@ from memsearcher_jax.launch.pod.tpu_slices import find_slice
 from memsearcher_jax.logs.progress import announced
 from memsearcher_jax.planning import roofline
 from memsearcher_jax.planning.roofline import CHIPS, Phase, Topology, Workload
+from memsearcher_jax.runtime.run_dir import located
 
 # These load JAX, which reads the environment when it is imported.
 if TYPE_CHECKING:
@@ -86,9 +87,12 @@ def main(argv: Sequence[str]) -> None:
         os.environ.update(ENVIRONMENT)
         with announced() as begin:
             begin("loading the compiler")
+            from memsearcher_jax.model import weights
             from memsearcher_jax.planning import tpu_plan
             from memsearcher_jax.rl.probe import probe_files
 
+            if ((folder := located(config.model.path)) / "config.json").is_file():
+                weights.check_same_model(folder, config.model, weights.read_config(folder))
             probe_files(config)
             topology = tpu_plan.find_topology(flags.topology)
             result = (plan_fastest if flags.suggest else plan_run)(config, flags, topology, begin)

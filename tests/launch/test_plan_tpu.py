@@ -120,9 +120,11 @@ def test_a_program_without_text_is_named_and_its_operations_are_unknown(monkeypa
             "--workload.context_tokens is more than sampling.context_tokens 768: lower it",
         ),
         ("--rl.epochs 2", "rl.epochs makes as many steps as the data holds"),
+        ("--model.path package:tiny", "tiny does not hold the model of this run: set --model.vocab_size 1536"),
     ],
 )
-def test_a_step_that_the_run_cannot_have_is_refused(flags, line, refused):
+def test_a_step_that_the_run_cannot_have_is_refused(flags, line, refused, monkeypatch):
+    monkeypatch.setattr(plan_tpu, "ENVIRONMENT", {})
     assert line in refused(plan_tpu.main, ["--config", "nano", "--topology", "h100:1", *flags.split()])
 
 
