@@ -14,8 +14,6 @@ from memsearcher_jax.model.config import LORA_TARGETS, MeshConfig
 from tests.support import NANO
 
 CONFIG = replace(NANO, lora_rank=4, lora_alpha=8.0, compute_dtype="float32")
-
-
 new_adapters = jax.jit(lora.init, static_argnums=1)
 
 

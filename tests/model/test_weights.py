@@ -250,7 +250,6 @@ def test_a_tokenizer_is_copied(base, make_params, tmp_path):
     weights.save(tmp_path / "copied", base, params, str(source))
     assert (tmp_path / "copied" / "tokenizer.json").read_text() == "tokenizer.json"
     assert (tmp_path / "copied" / "tokenizer_config.json").exists()
-    assert_same(weights.load(tmp_path / "copied")[1], params)
     with pytest.raises(FileNotFoundError, match=r"has no tokenizer.json: name a tokenizer's folder"):
         weights.save(tmp_path / "none", base, params, tmp_path)
     assert not (tmp_path / "none").exists()
