@@ -6,7 +6,6 @@ The libraries that read the formats come with the extra `documents`.
 
 from __future__ import annotations
 
-import codecs
 import os
 import re
 from collections.abc import Iterator
@@ -29,9 +28,9 @@ WORD = re.compile(rf"[{_CHARACTER}]|[^\s{_CHARACTER}]+")
 SENTENCE = re.compile(rf"\S.*?(?:[.!?…][\"'”’)\]]*(?=\s)|[。！？](?!\s)|(?={PARAGRAPH_END})|\Z)", re.DOTALL)
 FRONT_MATTER = re.compile(r"---[ \t]*\n(?=\w[\w-]*[ \t]*:)(?:\w[\w-]*[ \t]*:.*\n|[ \t#-].*\n|\n)*?---[ \t]*\n")
 """YAML of "key: value" lines, lists and indented lines. Other text after a rule at the beginning is content."""
-BROWSER_ENCODINGS = {"ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254"}
-BROWSER_ENCODINGS |= {"gb2312": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949"}
-"""What browsers read in place of an encoding that a page names, by Python's names."""
+BROWSER_ENCODINGS = dict.fromkeys(("us-ascii", "ascii", "iso-8859-1", "iso8859-1", "latin1", "latin-1"), "cp1252")
+BROWSER_ENCODINGS |= {"gb2312": "gb18030", "shift_jis": "cp932", "x-sjis": "cp932", "euc-kr": "cp949"}
+"""What browsers read in place of an encoding that a page names."""
 DIVIDED = re.compile(r"(?<=\w)([-\xad\u2010])\n(?=(\w))")  # a word, or before a capital or a digit "E-Mail"
 HTML_CELLS = ("td", "th")
 BLOCK_END = "\n\n"
@@ -256,27 +255,18 @@ def _decode(path: Path, is_html: bool = False) -> str:
 
     It is UTF-8, or HTML in the encoding that it names: one that was guessed would be read without an error.
     """
-    content = path.read_bytes()
-    named = _named_encoding(content) if is_html else ""
+    content, named = path.read_bytes(), ""
+    if is_html:
+        from bs4.dammit import EncodingDetector
+
+        marked = EncodingDetector.strip_byte_order_mark(content)[1]
+        named = marked or EncodingDetector.find_declared_encoding(content, is_html=True) or ""
     try:
         # A page that was converted may still name another encoding. One in ISO-2022-JP has no other bytes than ASCII.
-        text = content.decode(named if named == "iso2022_jp" else "utf-8")
+        text = content.decode(named if named == "iso-2022-jp" else "utf-8")
     except UnicodeDecodeError as error:
         try:
-            text = content.decode(named)
-        except (LookupError, UnicodeError):
+            text = content.decode(BROWSER_ENCODINGS.get(named, named))
+        except (LookupError, ValueError):
             raise UnreadableDocument(f"{path}: not UTF-8 (byte {error.start}): convert it with iconv") from error
     return normalize("NFC", re.sub(r"\r\n?", "\n", text.removeprefix("\ufeff")))
-
-
-def _named_encoding(content: bytes) -> str:
-    """The encoding that an HTML file names, as browsers read it; "" if there is none that Python knows."""
-    from bs4.dammit import EncodingDetector
-
-    marked = EncodingDetector.strip_byte_order_mark(content)[1]
-    named = marked or EncodingDetector.find_declared_encoding(content, is_html=True) or ""
-    try:
-        name = codecs.lookup(named.removeprefix("x-")).name
-    except (LookupError, ValueError):
-        return ""
-    return BROWSER_ENCODINGS.get(name, name)

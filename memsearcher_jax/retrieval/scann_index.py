@@ -5,8 +5,6 @@ A tree splits the vectors into leaves by k-means. A query scores quantised resid
 the best candidates with the full vectors, here in bfloat16. The shape of the tree follows from the number and the size
 of the vectors. The leaves that a recall requires depend on the vectors much more than on their number: on 9,002
 passages, hashed words need nearly all of 95 leaves, and clustered vectors one in ten. `tune` measures them.
-
-`scann` is imported where it is used, so that reading a config and printing `--help` do not need it.
 """
 
 from __future__ import annotations
@@ -79,7 +77,7 @@ def build_tree(vectors_RD: np.ndarray) -> ScannIndex:
 
     `vectors_RD`, float32 and contiguous, may be memory-mapped; no reference to it is kept.
     """
-    import scann
+    import scann  # not at the top: a config and `--help` do not need it
 
     rows, size = vectors_RD.shape
     leaves = leaves_for(rows)
