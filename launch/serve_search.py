@@ -102,7 +102,7 @@ def run_server(
 ) -> None:
     """Serves the app until SIGTERM, or Ctrl-C, which is raised; requests in flight are answered first, in time.
 
-    A second before the time is over `end` is called, and those that are left then are cancelled.
+    `end` is called a second before those that are left are cancelled.
     """
     import uvicorn
 

@@ -21,7 +21,7 @@ from typing import Any
 from memsearcher_jax.agent import protocol
 from memsearcher_jax.agent.base import ReadingAgent
 from memsearcher_jax.agent.memagent import chunks_of
-from memsearcher_jax.agent.run import checked, starts_turn
+from memsearcher_jax.agent.run import starts_turn
 from memsearcher_jax.data.documents import WORD_TOKENS, split_text
 from memsearcher_jax.retrieval.server.app import Overloaded
 from memsearcher_jax.rl import setup, state
@@ -149,8 +149,7 @@ class AgentService:
 
     def ask(self, question: str, params: RequestParams) -> AsyncGenerator[Event | Rollout]:
         """The events of a search agent; the last item is what its workflow returned."""
-        tools = list(filter(None, self._driver.backends))
-        return self._events(checked(self._start, Problem("asked", question, ()), tools), params)
+        return self._events(self._start(Problem("asked", question, ())), params)
 
     async def memorize(
         self, texts: Sequence[str], memory: Any, params: RequestParams
@@ -247,15 +246,18 @@ class AgentService:
                 response = yield step
                 request.notify({"type": "result", "turn": turn, "text": response.text, "error": response.error})
                 continue
+            if request.tokens_left <= 0:  # it may end with its turns, or be closed if it goes on
+                if isinstance(response, Completion) and response.finish is FinishReason.LENGTH:
+                    request.workflow.close()
+                    return Outcome(StopReason.CUT_OFF)
+                response = Completion("", FinishReason.LENGTH)
+                continue
             if is_turn := starts_turn(step):
                 turn += 1
                 memory = step.text["memory"] if isinstance(step.text, Prompt) else ""
                 request.notify({"type": "turn", "turn": turn, "memory": memory})
             event = {"type": "reply" if is_turn else "rewrite", "turn": turn}
-            if request.tokens_left > 0:
-                response = yield from self._generated(request, step, event)
-            else:
-                response = Completion("", FinishReason.LENGTH)
+            response = yield from self._generated(request, step, event)
             if not is_turn:
                 request.notify({"type": "memory", "turn": turn, "text": protocol.memory(response.text)})
         request.workflow.close()

@@ -56,7 +56,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Parameters of OpenAI's and vLLM's that would change the answer, with the values that change nothing, as 0 and empty
 ones do: others are refused."""
-DISCONNECTED = 499  # as in nginx's log; nobody reads the answer
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error", 504: "timeout_error"}
 
 
@@ -201,7 +200,7 @@ async def _unless_disconnected(request: Request, work: Awaitable[Event]) -> Even
     try:
         await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise HTTPException(DISCONNECTED)
+            raise HTTPException(499)  # as in nginx's log; nobody reads the answer
         return task.result()
     finally:
         task.cancel()
