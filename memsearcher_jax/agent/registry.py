@@ -38,13 +38,14 @@ def agent_class(workflow: str) -> type[Agent]:
     """The class of a workflow: a name of `AGENTS`, or FILE.py. Raises ValueError or OSError in one line."""
     if not workflow.endswith(".py"):
         if workflow not in AGENTS:
-            names = ", ".join(AGENTS)
-            raise ValueError(f"agent.workflow is {workflow!r}: it must be one of {names}, or a file FILE.py")
+            raise ValueError(f"agent.workflow is {workflow!r}: choose one of {', '.join(AGENTS)}, or a file FILE.py")
         return AGENTS[workflow]
     found = load_named(workflow, "agent.workflow")
     if isinstance(found, type) and issubclass(found, Agent) and not inspect.isabstract(found):
         return found
     if inspect.isgeneratorfunction(found):
+        if unknown := sorted(set(vars(found)) - {*dir(QuestionAgent), "__wrapped__"}):
+            raise ValueError(f"agent.workflow {workflow}: {unknown[0]} is no member of an agent (docs/extend.md)")
         members = {"workflow": staticmethod(found), "searches": True, "calls_tools": True}
         return type(Path(workflow).stem, (QuestionAgent,), members | vars(found))
     raise ValueError(

@@ -4,7 +4,7 @@ replies, for tests."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn
 
 from memsearcher_jax.agent import protocol
@@ -19,7 +19,9 @@ def checked(start: Callable[[Any], Workflow], problem: Any, tools: Sequence[str]
     TypeError: a request that none of the `tools` answers, or a result that is no `Outcome`. RuntimeError: no end.
     """
     response = None
-    with contextlib.closing(start(problem)) as workflow:
+    if not isinstance(generator := start(problem), Generator):
+        raise TypeError(f"start returns {generator!r:.200}, which is no generator")
+    with contextlib.closing(generator) as workflow:
         for _ in range(MAX_REQUESTS):
             try:
                 request = workflow.send(response)

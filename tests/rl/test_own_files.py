@@ -32,6 +32,16 @@ TOKENIZER = byte_tokenizer()
 PROBLEM = Problem("q", "Who?", ("Ada",))
 HEAD = "from memsearcher_jax.types import *\ndef mine(question, *, config, prompts, token_counter):\n"
 OPEN = "    reply = yield Generate(prompts.initial_prompt(question), 5)\n"
+OWN_CLASS = (
+    HEAD.replace("mine", "flow")
+    + OPEN
+    + """    return Outcome(StopReason.ANSWERED, reply.text)
+from memsearcher_jax.agent.base import QuestionAgent
+class mine(QuestionAgent):
+    workflow = staticmethod(flow)
+    def rewards(self, trajectories, scoring):
+"""
+)
 TOOLS = r'''
 import asyncio, time
 from typing import Literal
@@ -81,6 +91,8 @@ def file(tmp_path):
         ("def f(x: int):\n    pass\nprint(1 / (f.__annotations__['x'] is not int))\n", "(mine.py, line 3)"),
         ("def mine(question):\n    return 3\n", "mine must be a generator function, or a complete class that derives"),
         ("from memsearcher_jax.agent.react import *\nclass mine(ReAct):\n    __init__ = id\n", "TypeError: id() takes"),
+        (HEAD + OPEN + "mine.keep_memory = True\n", "mine.py: keep_memory is no member of an agent"),
+        (OWN_CLASS + "        pass\n    start = lambda *_, **__: None\n", "start returns None, which is no generator"),
         (HEAD + "    yield 3\n", "the workflow yields 3, and the run's tools are none: see agent.tools"),
         (HEAD + "    yield Call('fly', {})\n", "mine.py, line 3"),
         (HEAD + "    yield Call('fly', {1: {2}})\n", "Object of type set is not JSON serializable (mine.py, line 3)"),
@@ -163,18 +175,6 @@ def mine(trajectories):
     fresh = RewardFn(agent, TOKENIZER)([one.trajectory for one in batch[2:4]], jax.random.key(0), print)
     examples = multi_context_advantages(fresh, [0, 0], RLConfig(advantage_scope="pooled"))
     assert [round(one.advantage, 3) for one in examples] == [-0.707, 0.707], "those of the fault are not trained"
-
-
-OWN_CLASS = (
-    HEAD.replace("mine", "flow")
-    + OPEN
-    + """    return Outcome(StopReason.ANSWERED, reply.text)
-from memsearcher_jax.agent.base import QuestionAgent
-class mine(QuestionAgent):
-    workflow = staticmethod(flow)
-    def rewards(self, trajectories, scoring):
-"""
-)
 
 
 def test_no_reward_of_an_agent_makes_one_of_a_fault(file):
