@@ -38,7 +38,7 @@ def agent_class(workflow: str) -> type[Agent]:
     """The class of a workflow: a name of `AGENTS`, or FILE.py. Raises ValueError or OSError in one line."""
     if not workflow.endswith(".py"):
         if workflow not in AGENTS:
-            raise ValueError(f"agent.workflow is {workflow!r}: choose one of {', '.join(AGENTS)}, or a file FILE.py")
+            raise ValueError(f"agent.workflow is {workflow!r}: it must be one of {', '.join(AGENTS)}, or FILE.py")
         return AGENTS[workflow]
     found = load_named(workflow, "agent.workflow")
     if isinstance(found, type) and issubclass(found, Agent) and not inspect.isabstract(found):
