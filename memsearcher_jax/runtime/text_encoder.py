@@ -32,12 +32,14 @@ from memsearcher_jax.types import encodable
 E5_PROMPTS = ("query: ", "passage: ")
 E5_NAME = re.compile(r"e5-\w+-v2|(multilingual-)?e5-(small|base|large)(-unsupervised)?", re.IGNORECASE)
 """The models of intfloat on the Hub that were trained with these prompts; those that follow instructions were not."""
-BERT_RULES = {
-    "do_lower_case": ("lowercase", True),
-    "strip_accents": ("strip_accents", None),
-    "tokenize_chinese_chars": ("handle_chinese_chars", True),
+OVERRIDES = {
+    "do_lower_case": ("normalizer", "BertNormalizer", "lowercase", True),
+    "strip_accents": ("normalizer", "BertNormalizer", "strip_accents", None),
+    "tokenize_chinese_chars": ("normalizer", "BertNormalizer", "handle_chinese_chars", True),
+    "add_prefix_space": ("pre_tokenizer", "ByteLevel", "add_prefix_space", False),
 }
-"""Key of tokenizer_config.json -> the one of tokenizer.json that it replaces in transformers, and its default."""
+"""Key of tokenizer_config.json -> the part of tokenizer.json, its type and the key there that it replaces in
+transformers, but for tokenizers of no family, and its default."""
 MIN_BLOCK_LEN = 32  # tokens per row of the narrowest block; the widths of blocks double
 BLOCK_TOKENS = 8_192  # tokens of a full block on one device
 PARTIAL_BLOCK_ROWS = (1, 8, 64)  # rows on one device of blocks that are not full
@@ -110,11 +112,11 @@ def load(config: RetrievalConfig) -> TextEncoder:
         raise ValueError(f"{file} is not a tokenizer: {error}") from error
     if largest >= shape.vocab_size:
         raise ValueError(f"{file} contains id {largest}, but the vocabulary of the encoder has {shape.vocab_size}")
-    rules = json.loads(tokenizer_json).get("normalizer") or {}
-    stated = bert.optional_json(folder / "tokenizer_config.json")
-    is_bert = rules.get("type") == "BertNormalizer" and "Bert" in (stated.get("tokenizer_class") or "BertTokenizer")
-    for key, (rule, default) in BERT_RULES.items() if is_bert else ():
-        if (value := stated.get(key, default)) != rules.get(rule):
+    stated, parts = bert.optional_json(folder / "tokenizer_config.json"), json.loads(tokenizer_json)
+    of_family = stated.get("tokenizer_class") not in ("PreTrainedTokenizerFast", "TokenizersBackend")
+    for key, (part, kind, rule, default) in OVERRIDES.items():
+        rules, value = parts.get(part) or {}, stated.get(key, default)
+        if of_family and rules.get("type") == kind and value != rules.get(rule):
             raise ValueError(
                 f"{folder}: {key} is {value} in tokenizer_config.json, and {rule} {rules.get(rule)} in tokenizer.json: "
                 "set both to what the encoder was trained with"
