@@ -102,18 +102,18 @@ def code_words(config: RunConfig) -> list[str]:
 def start(program: str, folder: Path, words: Sequence[str], environment: Mapping[str, str]) -> None:
     """Runs or resumes a program in `folder`. Exits with its status if it fails, and after a signal."""
     words, came = [*words, *["--resume"] * is_run(folder), "--out", str(folder)], list[int]()
-    running = list[subprocess.Popen]()
+    process: subprocess.Popen | None = None
 
     def on_signal(number: int, frame: object) -> None:
         came.append(number)
-        for process in running if number == signal.SIGTERM else ():  # Ctrl-C reaches it from the terminal
+        if process and number == signal.SIGTERM:  # Ctrl-C reaches it from the terminal
             process.terminate()
 
     with signals_watched(lambda number: None, on_signal):  # the program saves for as long as it needs
-        running.append(subprocess.Popen([sys.executable, program, *words], env=environment))
+        process = subprocess.Popen([sys.executable, program, *words], env=environment)
         if signal.SIGTERM in came:  # before it ran
-            running[0].terminate()
-        status = running[0].wait()
+            process.terminate()
+        status = process.wait()
     if status:
         raise SystemExit(status)
     if came:  # when the program had ended

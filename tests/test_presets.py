@@ -123,7 +123,8 @@ def test_settings_equal_those_of_the_memsearcher_paper(name):
     assert training.minibatch_contexts == 128 * 5
     assert math.ceil(3.5 * 1_280 / training.minibatch_contexts) == 7
     # One epoch of the 169,615 questions of NQ and HotpotQA; the rest is dropped.
-    assert preset.rl.steps == 169_615 // 256 == setup.with_steps(one_epoch(preset), 169_615).rl.steps
+    one_epoch = replace(preset, rl=replace(preset.rl, epochs=1, steps=1))
+    assert preset.rl.steps == 169_615 // 256 == setup.with_steps(one_epoch, 169_615).rl.steps
     assert (preset.rl.credit, preset.rl.advantage_scope, preset.rl.norm_by_std) == ("all_contexts", "trajectory", True)
     assert preset.model.param_dtype == "float32"
     retrieval = preset.retrieval
@@ -131,10 +132,6 @@ def test_settings_equal_those_of_the_memsearcher_paper(name):
     assert retrieval.encoder == "", "E5 has to be given: hashed words are another retriever"
     assert (agent.default_top_n, agent.question_tokens) == (5, 695)
     assert (preset.evaluation.max_turns, preset.evaluation.temperature) == (20, 0.0)
-
-
-def one_epoch(preset: RunConfig) -> RunConfig:
-    return replace(preset, rl=replace(preset.rl, epochs=1, steps=1))
 
 
 def test_epochs_decide_the_steps_of_a_run():
@@ -225,20 +222,12 @@ def test_settings_for_the_weights_of_mem_alpha_equal_those_of_its_evaluation(sha
 def test_a_preset_fits_the_devices_of_its_docstring(name, devices, local):
     """Both meshes divide every weight, and their devices divide the slots and rows."""
     preset = cli.load_preset(name)
-    train = mesh_shape(preset.mesh, devices)
-    sampler = mesh_shape(MeshConfig(data=-1, fsdp=1, tensor=preset.sampling.tensor), local)  # as in runtime/meshes.py
+    train = preset.mesh.shape(devices)
+    sampler = MeshConfig(data=-1, fsdp=1, tensor=preset.sampling.tensor).shape(local)  # as in runtime/meshes.py
     sharding.check_divides(preset.model, train)
     sharding.check_divides(preset.model, sampler)
     assert preset.training.minibatch_rows % (train["data"] * train["fsdp"]) == 0
     assert preset.sampling.slots % sampler["data"] == 0
-
-
-def mesh_shape(mesh: MeshConfig, devices: int) -> dict[str, int]:
-    """Axis sizes for this number of devices, which need not exist."""
-    sizes = {"data": mesh.data, "fsdp": mesh.fsdp, "tensor": mesh.tensor}
-    known = math.prod(size for size in sizes.values() if size != -1)
-    assert devices % known == 0
-    return {axis: devices // known if size == -1 else size for axis, size in sizes.items()}
 
 
 # tests/rl/test_stream_setup.py tests the presets with streams; histories grow until the context is full.
