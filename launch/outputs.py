@@ -16,7 +16,7 @@ from memsearcher_jax.jsonl import encode_floats
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.run_facts import WEIGHTS_FILE
 from memsearcher_jax.runtime.inputs import COPIES, INPUTS_FILE
-from memsearcher_jax.runtime.run_dir import BUCKET_FILE, DATA, INDEX, RUN_FILE, TOKENIZER, is_run
+from memsearcher_jax.runtime.run_dir import BUCKET_FILE, DATA, INDEX, TOKENIZER, is_run
 
 
 @contextlib.contextmanager
@@ -53,9 +53,9 @@ def require_vacant(folder: Path) -> None:
         raise NotADirectoryError(f"--out {folder} is a file: choose a directory")
     if is_run(folder):
         raise FileExistsError(f"--out {folder} is not empty: continue the run there with --resume, or choose another")
-    built = {DATA, INDEX, TOKENIZER, COPIES, INPUTS_FILE, f"{RUN_FILE}.partial", BUCKET_FILE, WEIGHTS_FILE}
+    built = {DATA, INDEX, TOKENIZER, COPIES, INPUTS_FILE, BUCKET_FILE, WEIGHTS_FILE}
     names = [path.name for path in folder.iterdir()] if folder.exists() else []
-    if not all(name in built or name.startswith(f".{INDEX}.") for name in names):
+    if not all(name in built or name.startswith(f".{INDEX}.") or name.endswith(".partial") for name in names):
         raise FileExistsError(f"--out {folder} is not empty: choose another --out")
 
 

@@ -206,8 +206,7 @@ def _checked(kind: type, value: Any) -> Any:
 
 def encode_context(context: Context) -> dict[str, Any]:
     """The context as plain JSON."""
-    sampled = [int(flag) for flag in context.sampled]
-    logprobs = encode_floats(context.logprobs)
+    sampled, logprobs = list(map(int, context.sampled)), encode_floats(context.logprobs)
     return {"ids": context.ids, "logprobs": logprobs, "sampled": sampled, "version": context.version}
 
 

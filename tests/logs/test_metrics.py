@@ -120,3 +120,6 @@ def test_a_failed_atomic_write_keeps_the_old_file_and_removes_the_temporary_one(
     with pytest.raises(OSError, match=rf"No space left on device: .{path}"):
         atomic_write(path, b"half of the new")
     assert [one.name for one in tmp_path.iterdir()] == ["file"] and path.read_bytes() == b"old"
+    monkeypatch.setattr("os.fsync", lambda _: (monkeypatch.undo(), atomic_write(path, b"of another process")))
+    atomic_write(path, b"new")
+    assert [one.name for one in tmp_path.iterdir()] == ["file"] and path.read_bytes() == b"new"

@@ -46,9 +46,8 @@ def test_a_run_without_access_is_refused_in_one_line(tmp_path, wandb, monkeypatc
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("WANDB_API_KEY", "short")
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    with pytest.raises(ValueError, match=r"rl.trackers wandb: .*WANDB_MODE=offline") as error:
+    with pytest.raises(ValueError, match=r"^rl.trackers wandb: .*WANDB_MODE=offline\Z"):
         MetricsWriter(tmp_path, trackers=("wandb",))
-    assert "\n" not in str(error.value)
 
 
 def test_a_tracker_that_fails_ends_neither_the_run_nor_its_metrics(tmp_path, monkeypatch, capsys):

@@ -304,7 +304,6 @@ def test_an_evaluation_that_was_killed_has_a_page_of_its_complete_trajectories_u
     page, counts = page_of(folder, max_trajectories=4)
     assert counts == {"read": 10, "shown": 4} and "The evaluation is not finished" in page.text
     assert "The browser contains 4 of 10 trajectories, evenly spaced; tables and plots use all." in page.text
-    assert len(page.data["index"][0]) == 4
     (folder / "results.json").write_text(json.dumps({"metrics": {"f1": 1.0}}))
     with pytest.raises(ValueError, match="compressed data is damaged"):
         page_of(folder)
