@@ -40,6 +40,7 @@ HTML_INLINE = re.compile(
 )
 # Of a form only the controls are left out: it may hold the whole page.
 HTML_NO_CONTENT = re.compile("^(script|style|nav|footer|aside|noscript|template|svg|button|datalist|select|textarea)$")
+HTML_NO_HEADING = re.compile("^(p|[uod]l|table|h[1-6])$")  # in a heading: it has no end, and holds the rest of the page
 
 
 class UnreadableDocument(ValueError):
@@ -175,7 +176,7 @@ def read_html(path: Path) -> list[Section]:
         node = todo.pop()
         tag = node if isinstance(node, Tag) else None
         name = tag.name if tag else node[1:] if type(node) is str else ""  # "/p" is the end of a <p>
-        if tag and re.fullmatch("h[1-6]", name):
+        if tag and re.fullmatch("h[1-6]", name) and not tag.find(HTML_NO_HEADING):
             close()
             for mark in tag(["a", "br"]):
                 if not re.search(r"\w", mark.get_text()):  # the end of a line, or a link such as "#" to the heading

@@ -151,8 +151,7 @@ def open_source(config: RetrievalConfig, directory: Path, model: TextEncoder | N
         corpus = open_index_corpus(Path(config.index))
         return LocalSource(corpus, words(BM25, "passage"))
     name, tokens = (model.name, config.max_passage_tokens) if model else (HASHING_NAME, 0)
-    folder = Path(config.index)
-    stored = open_index(folder, encoder=name, index_type=config.index_type, max_passage_tokens=tokens)
+    stored = open_index(Path(config.index), encoder=name, index_type=config.index_type, max_passage_tokens=tokens)
     corpus = stored.corpus
     queries = model.queries if model else HashingEncoder(stored.encoder_state["idf"])
     dense = DenseRetriever(queries, stored.index)

@@ -78,10 +78,10 @@ def test_html_keeps_the_content_of_the_page(tmp_path):
     page = """<html><head><title>A &amp; B</title><style>p {}</style></head><body><nav>Home</nav>
         <p>One <b>bold</b>word<br>next line</p><!-- comment --><script>run()</script>
         <h2>Part <i>t</i>wo<br>a<a href="#p">¶</a> <b class="mw-editsection">[<a>edit</a>]</b></h2>
-        <ul><li>first</li><li>second</li></ul><pre><b>if</b> x:\n    y</pre></body><p>After</p>"""
+        <ul><li>first</li><li>second</li></ul><pre><b>if</b> x:\n    y</pre></body><h3>Open</h2><p>After</p>"""
     assert titles_and_texts(write(tmp_path / "page.html", page)) == [
         ('"A & B"', "One boldword\n\nnext line"),
-        ('"A & B > Part two a"', "first\n\nsecond\n\nif x:\n    y\n\nAfter"),
+        ('"A & B > Part two a"', "first\n\nsecond\n\nif x:\n    y\n\nOpen\n\nAfter"),
     ]
 
 
