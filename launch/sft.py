@@ -82,8 +82,7 @@ def main(argv: Sequence[str], progress_type: type[Progress] = Progress) -> None:
             writer = MetricsWriter(out, resume_step=resume_step, trackers=config.rl.trackers, settings=to_dict(config))
             print(f"{out}: {len(data.train):,} trajectories, step {done} of {data.steps}", file=sys.stderr)
             for reason, count in data.left_out.items():
-                if count:
-                    print(f"{out}: left out {count:,} {reason}", file=sys.stderr)
+                print(f"{out}: left out {count:,} {reason}", file=sys.stderr)
         with job_output.way_on(out), writer, progress_type("sft", data.steps, done=done) as progress:
             hosts.training.set()
             train.train(state, data, meta, out, writer, progress, hosts)

@@ -113,11 +113,8 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
                 for line in [f"{name} changed: {then!r} -> {now!r}" for name, then, now in start.changed] + notes:
                     print(f"{place}: {line}", file=sys.stderr)
                 open_run_folder(out, config, run.tokenizer.folder)
-                tracking = {
-                    "resume_step": state.step if flags.resume else None,
-                    "trackers": config.rl.trackers,
-                    "settings": to_dict(config),
-                }
+                resume_step = state.step if flags.resume else None
+                tracking = {"resume_step": resume_step, "trackers": config.rl.trackers, "settings": to_dict(config)}
                 if remote:
                     remote.send()
                 writer = UploadingWriter(remote, **tracking) if remote else MetricsWriter(out, **tracking)

@@ -50,11 +50,9 @@ class EngineCompleter:
             trajectories, _ = self.driver.trajectories(jobs, self.params, key, lambda line: None)
         finally:
             self.driver.engine.release()  # the update has the memory of its cache
-        finish = {StopReason.ANSWERED: FinishReason.STOP, StopReason.CUT_OFF: FinishReason.LENGTH}
+        end = {StopReason.ANSWERED: FinishReason.STOP, StopReason.CUT_OFF: FinishReason.LENGTH}
         return [
-            Completion(one.answer, finish[one.stop])
-            if one.stop in finish
-            else Completion(error=one.error or one.stop.value)
+            Completion(one.answer, end[one.stop]) if one.stop in end else Completion(error=one.error or one.stop.value)
             for one in (trajectory.outcome for trajectory in trajectories)
         ]
 

@@ -43,7 +43,7 @@ class RecordedData:
     seed: int
     train: tuple[Recorded, ...]
     held_out: tuple[Recorded, ...]
-    left_out: dict[str, int]  # trajectories and contexts that are not trained, by the reason
+    left_out: Counter[str]  # trajectories and contexts that are not trained, by the reason
     checksum: str  # of all files, hexadecimal
 
     @property
@@ -89,14 +89,14 @@ def load(config: SFTConfig, seed: int, tokenizer: ChatTokenizer, vocab_size: int
     left_out["trajectories that are not the best of their problem"] = len(rewarded) - len(kept)
     kept = [one for one in kept if one.examples]
     if not kept:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items() if count)
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in (+left_out).items())
         raise ValueError(
             f"sft.trajectories leave nothing to train on ({reasons or 'all held out'}): lower sft.min_reward or "
             "sft.held_out_share, raise training.seq_len, or give other files"
         )
     checksums = [hashlib.sha256(file.read_bytes()).digest() for file in (*files, *held_out_files)]
     checksum = hashlib.sha256(b"".join(checksums)).hexdigest()
-    return RecordedData(config, seed, tuple(kept), tuple(held_out), dict(left_out), checksum)
+    return RecordedData(config, seed, tuple(kept), tuple(held_out), +left_out, checksum)
 
 
 def trajectory_files(entries: Sequence[str]) -> list[Path]:

@@ -28,14 +28,14 @@ from memsearcher_jax.training.checkpoint import Checkpoints
 from memsearcher_jax.training.packing import TrainingExample
 from memsearcher_jax.training.trainer import make_trainer
 
-FREE_FIELDS = {"sft.epochs", "sft.measure_every", "sft.trajectories", "sft.held_out"}  # their files are compared
-"""Settings of sft that may change: the others, seed and seq_len decide what a step trains, and what is held out."""
+FIXED_SETTINGS = ("seed", "sft.min_reward", "sft.keep", "sft.trajectories_per_step", "sft.held_out_share")
+"""With the files they decide what a step trains, and what is held out: a run that goes on would mix both up."""
 
 
 def open_state(run: Run, data: RecordedData, folder: Path | None = None) -> tuple[RunState, dict[str, Any]]:
     """The policy at step 0, or at the newest checkpoint of the run in `folder`, and the meta of its checkpoints.
 
-    Raises ValueError if that run was begun with other files or with another choice and order of their trajectories.
+    Raises ValueError if that run was begun with other files or other `FIXED_SETTINGS`.
     """
     model, mesh = run.config.model, run.meshes.train
     # There is neither a reference policy nor a sampler to compare with.
@@ -46,7 +46,7 @@ def open_state(run: Run, data: RecordedData, folder: Path | None = None) -> tupl
     if meta.setdefault("trajectories", data.checksum) != data.checksum:
         raise ValueError(f"sft.trajectories or sft.held_out are other files than when {folder} was begun")
     for name, then, now in differences(from_dict(meta["settings"]), run.config) if "settings" in meta else ():
-        if name in ("seed", "training.seq_len") or (name.startswith("sft.") and name not in FREE_FIELDS):
+        if name in FIXED_SETTINGS:
             raise ValueError(f"{name} is {then!r} in {folder} and cannot change to {now!r}: omit it")
     return state, meta | {"settings": to_dict(run.config)}
 

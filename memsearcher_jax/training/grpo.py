@@ -85,7 +85,7 @@ def surrogate(
         "dual_clip_fraction": masked.mean((advantage_BT < 0) & (ppo_loss_BT > dual_bound_BT), mask_BT),
         "approx_kl": masked.mean(-log_ratio_BT, mask_BT),
         "ratio_mean": masked.mean(ratio_BT, mask_BT),
-        "ratio_max": masked.maximum(ratio_BT, mask_BT),
+        "ratio_max": jnp.max(ratio_BT, initial=0, where=mask_BT != 0),
     }
 
 

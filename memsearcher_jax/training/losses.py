@@ -29,8 +29,7 @@ def grpo_loss(
     """policy loss + kl_coefficient * k3 divergence - entropy_coefficient * entropy, all averaged by `config.aggregate`,
     and, with the teacher's most likely tokens, the forward divergence from the teacher over these.
 
-    The metrics `kl` and `entropy` are means over the trained tokens in nats, whatever the aggregate; a teacher's are
-    `distillation.divergence_sums`.
+    The metrics `kl` and `entropy` are means over the trained tokens in nats, whatever the aggregate.
     """
     logprob_BT, entropy_BT, teacher_BT = scores
     loss_BT, metrics = grpo.surrogate(config, logprob_BT, batch.old_logprob_BT, batch.advantage_BT, batch.count_BT)

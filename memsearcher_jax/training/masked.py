@@ -28,11 +28,6 @@ def mean(x: jax.Array, mask: jax.Array) -> jax.Array:
     return weighted_sum(x, weight) / jnp.maximum(jnp.sum(weight), 1)
 
 
-def maximum(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """Maximum of non-negative values over the mask; 0 if the mask is empty."""
-    return jnp.max(x, initial=0, where=mask != 0)
-
-
 def token_weights(
     mask_BT: jax.Array, aggregate: Aggregate, segment_BT: jax.Array, *, norm_tokens: int | None = None
 ) -> jax.Array:

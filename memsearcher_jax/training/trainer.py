@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -81,8 +82,8 @@ class Trainer:
         `training_step`: steps of the run before this one, by which the learning rate may be planned.
 
         Returns the new state and metrics, which are means over the mini-batches that were not skipped, except those of
-        `mismatch_metrics`, which are of the first mini-batch, before any update, and `teacher_kl`, in nats per token
-        that the teacher teaches. `skipped_updates` counts the mini-batches with a gradient that was not finite.
+        `mismatch_metrics`, which are of the first mini-batch, before any update, and `teacher_kl`, in nats per taught
+        token; NaN: there is none. `skipped_updates` counts the mini-batches with a gradient that was not finite.
         """
         objective, teacher = self.config.objective, self.teacher
         if objective == "distill":
@@ -126,10 +127,8 @@ class Trainer:
                 stacklevel=2,
             )
         means |= step_metrics
-        if taught := means.pop("taught_tokens", 0.0):
-            means["teacher_kl"] /= taught
-        else:
-            means.pop("teacher_kl", None)
+        if "teacher_kl" in means:  # the sums of `distillation.divergence_sums`
+            means["teacher_kl"] /= means["taught_tokens"] or math.nan
         return state, means
 
     def sequence_logprobs(

@@ -11,7 +11,7 @@ NORM_TOKENS = 5
 
 def test_statistics_of_an_empty_mask_are_zero():
     x, nothing = np.array([1.0, np.nan, np.inf], np.float32), np.zeros(3, bool)
-    for statistic in (masked.weighted_sum, masked.mean, masked.maximum):
+    for statistic in (masked.weighted_sum, masked.mean):
         assert statistic(x, nothing) == 0
 
 
