@@ -8,6 +8,7 @@ import json
 import threading
 import typing
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -78,7 +79,8 @@ def _tool(function: Callable[..., Any], batch: Callable[..., Any] | None) -> Too
     def answer(calls: Sequence[dict[str, Any]]) -> Sequence[Any]:
         for arguments in calls:
             signature.bind(**arguments)  # raises TypeError for wrong ones
-        results = batch(list(calls)) if batch else [function(**arguments) for arguments in calls]
+        calls = deepcopy(list(calls))  # which are recorded, whatever a function does with its arguments
+        results = batch(calls) if batch else [function(**arguments) for arguments in calls]
         if not inspect.isawaitable(results) and not any(map(inspect.isawaitable, results := list(results))):
             return results
         return asyncio.run_coroutine_threadsafe(_gathered(results), _event_loop()).result()

@@ -61,7 +61,7 @@ def lookup(name: str) -> str:
     """Looks a name up."""
 
 def lookup_all(calls):
-    return [f"{one['name']} of {len(calls)}\ud83d" for one in calls]
+    return [f"{one.pop('name')} of {len(calls)}\ud83d" for one in calls]
 
 lookup.batch = lookup_all
 
@@ -277,7 +277,7 @@ def test_tools_are_answered_next_to_the_sampler(engine, params, file, tmp_path):
 def test_calls_that_wait_are_one_batch_where_the_tool_takes_batches(file, tmp_path):
     tool = next(one for one in file_tools(file(TOOLS)) if one.name == "lookup")
     answers = tool_backend(tool).answer([Call("lookup", {"name": name}) for name in "ab"])
-    assert [result.text for result in answers] == ["a of 2?", "b of 2?"]
+    assert [result.text for result in answers] == ["a of 2?", "b of 2?"] and answers[0].arguments == {"name": "a"}
     huge = tool_backend(Tool({"name": "log"}, lambda calls: ["x" * 9_999_999])).answer([Call("log", {})])
     assert len(huge[0].text) == 1_000_000, "what is clipped takes no minute to encode"
     leaving = respond({"leave": tool_backend(Tool({"name": "leave"}, sys.exit))}, Call("leave", {}))
