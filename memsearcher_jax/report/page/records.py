@@ -18,6 +18,7 @@ from typing import Any
 
 from memsearcher_jax.jsonl import encode_float, encode_floats
 from memsearcher_jax.report.console import safe_text, search_results
+from memsearcher_jax.report.evaluation import numbers_of
 from memsearcher_jax.report.memory_quality import TurnQuality, memory_quality
 from memsearcher_jax.types import ScoredTrajectory, StopReason, TrajectorySummary, Turn
 
@@ -48,7 +49,7 @@ class TrajectoryRecords:
             "dataset": summary.dataset,
             "stop": summary.stop.value,
             "correct": summary.correct,
-            "accuracy": summary.scores.get("accuracy"),
+            "accuracy": numbers_of(summary).get("accuracy"),
             "reward": encode_float(summary.reward),
             "turns": summary.turns,
             "tokens": sum(len(context.ids) for context in scored.trajectory.contexts),
@@ -126,8 +127,7 @@ def embedded_json(value: Any) -> str:
 
 def data_elements(records: TrajectoryRecords) -> str:
     """Script elements with the data. A browser does not run them; page.js parses a block when it is needed."""
-    descriptions = {stop.value: stop.description for stop in StopReason}
-    blocks = [("stop_descriptions", descriptions), ("index", records.index)]
+    blocks = [("stop_descriptions", {stop.value: stop.description for stop in StopReason}), ("index", records.index)]
     for name, rows in (("trajectories", records.trajectories), ("passages", list(records.passage_ids))):
         blocks += [(name, rows[start : start + BLOCK_SIZE]) for start in range(0, len(rows), BLOCK_SIZE)]
     element = '<script type="application/json" data-rows="{}">{}</script>'

@@ -192,11 +192,11 @@ def test_streams_have_an_accuracy_and_their_questions(tmp_path):
     read = Stream("squad", ("text",), (StreamQuestion("Who?", "Ada"), StreamQuestion("Where?", "Bern")))
     outcome = {"stop": StopReason.STREAM_READ, "counts": {"stream_tokens": 100, "memory_tokens": 20, "own": math.nan}}
     one = scored(turns=(), problem=Problem.of_stream("s", read), **outcome, scores={"accuracy": 0.5}, reward=1.5)
-    page, _ = page_of(evaluation(tmp_path / "ev", [one]))
+    page, _ = page_of(evaluation(tmp_path / "ev", [one, replace(one, scores={"accuracy": math.nan})]))
     tiles = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.source)
     assert tiles[:2] == [("accuracy", "50.0 %"), ("reward", "1.5")] and ("compression", "80.0 %") in tiles
     assert not {"answered", "searches", "EM"} & {name for name, _ in tiles}
-    assert page.data["index"][0][0]["accuracy"] == 0.5
+    assert [entry["accuracy"] for entry in page.data["index"][0]] == [0.5, None]
     assert page.data["trajectories"][0][0]["questions"] == ["Who?", "Where?"]
 
 
