@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from memsearcher_jax.data.synthetic.streams import Story, SyntheticStreamConfig, make_stories, select_statements
+from memsearcher_jax.data.synthetic.streams import Statement, Story, SyntheticStreamConfig, make_stories
 from memsearcher_jax.launch import cli
 
 TYPES = {
@@ -33,7 +33,7 @@ def layout(story: Story, number: int) -> dict[str, Any]:
     sessions, dates = [], []
     asked = story.stream.questions[number % len(story.stream.questions)]
     for chunk, sentences in zip(story.stream.chunks, story.sentences_C, strict=True):
-        answers = any(statement.question == asked for statement in select_statements(sentences))
+        answers = any(isinstance(one, Statement) and one.question == asked for one in sentences)
         day, _, said = chunk.partition(". ")
         turns: list[dict[str, Any]] = [{"role": "user", "content": said}, {"role": "assistant", "content": "Noted."}]
         if answers:

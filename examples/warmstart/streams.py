@@ -27,7 +27,6 @@ from memsearcher_jax.data.synthetic.streams import (
     Statement,
     Story,
     make_stories,
-    select_statements,
 )
 from memsearcher_jax.rl.setup import Run
 from memsearcher_jax.runtime.rng import named_rng
@@ -56,6 +55,10 @@ class Errors:
 
 
 NO_ERRORS = Errors(store_one=0)
+
+
+def select_statements(sentences: Sequence[Sentence]) -> list[Statement]:
+    return [sentence for sentence in sentences if isinstance(sentence, Statement)]
 
 
 def reply_to(

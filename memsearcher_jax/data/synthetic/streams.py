@@ -12,7 +12,6 @@ part of another one.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date, timedelta
 from itertools import cycle, islice
@@ -83,10 +82,6 @@ class Story:
 
     stream: Stream
     sentences_C: tuple[tuple[Sentence, ...], ...]
-
-
-def select_statements(sentences: Iterable[Sentence]) -> list[Statement]:
-    return [sentence for sentence in sentences if isinstance(sentence, Statement)]
 
 
 def make_streams(config: SyntheticStreamConfig) -> dict[str, tuple[Problem, ...]]:
