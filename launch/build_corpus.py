@@ -14,6 +14,7 @@ import logging
 import shlex
 import statistics
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,7 @@ class BuildCorpus:
 
 def main(argv: Sequence[str]) -> None:
     logging.getLogger("pypdf").setLevel(logging.ERROR)  # it reports each oddity of a PDF
+    warnings.filterwarnings("ignore", module="memsearcher_jax.data.documents")  # and bs4 those of HTML
     with cli.one_line_errors():
         flags = cli.parse_flags(BuildCorpus, argv)
         if not flags.folder.is_dir():

@@ -16,16 +16,16 @@ def folder(tmp_path):
     folder = tmp_path / "documents"
     folder.mkdir()
     (folder / "rivers.md").write_text("# Rivers\n\nThe Aare flows through Bern.\n\n## Lakes\n\nIt leaves Lake Thun.\n")
-    (folder / "towns.txt").write_text("Bern is a town.")
+    (folder / "towns.html").write_text('<?xml version="1.0"?><page>Bern is a town.')
     (folder / "image.png").write_bytes(b"")
     return folder
 
 
-def test_documents_become_an_index(folder, tmp_path, capsys):
+def test_documents_become_an_index(folder, tmp_path, capsys, recwarn):
     corpus, result = tmp_path / "passages.jsonl.gz", tmp_path / "result.json"
     build_corpus.main([str(folder), "--out", str(corpus), "--json", str(result)])
     output = capsys.readouterr()
-    assert "3 passages of 2 documents, median 4 words; index them with" in output.out
+    assert "3 passages of 2 documents, median 4 words; index them with" in output.out and not recwarn.list
     assert "left out, .png: 1 (image.png)\n" in output.err
     assert json.loads(result.read_text())["passages"] == 3
     build_index.main(f"--retrieval.corpus {corpus} --retrieval.index_type exact --out {tmp_path / 'index'}".split())
