@@ -102,8 +102,7 @@ def build_index(
     Raises:
       FileExistsError: `directory` exists and is not empty; it is not changed.
       ValueError: the passages are invalid or changed; the build was started with other settings; the encoder returned a
-        wrong shape or numbers that are not finite (the message names the passage); the precomputed vectors are from
-        another encoder; the recall is not reachable.
+        wrong shape or no finite numbers; the precomputed vectors are of another one; the recall is not reachable.
       OSError: the disk is full. Finished steps are kept, and the next call continues.
     """
     directory = directory.resolve()  # "." has no name, and a link cannot be replaced by a folder
