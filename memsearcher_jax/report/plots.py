@@ -133,15 +133,14 @@ def fit(axes: Axes, figure: Figure, corner: tuple[float, float], size: tuple[flo
     labels = axes.yaxis.get_major_formatter().format_ticks(list(axes.get_yticks()))
     left, bottom = 0.13 + LETTER * max(4, *map(len, labels)), 0.45
     box = np.array([[corner[0] + left, corner[1] + bottom], [size[0] - left, size[1] - bottom]])
-    from matplotlib.transforms import Bbox
-
-    axes.set_position(Bbox.from_bounds(*(box / figure.get_size_inches()).flat))
+    (x, y), (width, height) = box / figure.get_size_inches()
+    axes.set_position((x, y, width, height))
 
 
 def draw_curves(axes: Axes, panel: Panel, runs: Sequence[tuple[str, Sequence[Metrics]]]) -> tuple[Legend, int]:
     """Draw the metrics of a panel for each run, which are (label, steps); return the number of non-finite values too.
 
-    The lines of one run are labelled by their metrics, those of several by their runs.
+    The lines of one run are labelled by their metrics, those of several by their runs, and by both where it takes both.
     """
     legend, non_finite, colors = Legend(), 0, itertools.cycle(COLORS)
     for run, steps in runs:
@@ -153,7 +152,8 @@ def draw_curves(axes: Axes, panel: Panel, runs: Sequence[tuple[str, Sequence[Met
             window = max(1, len(measured) // 20)  # of the running mean: it grows with the run
             non_finite += int((~np.isfinite(value_T)).sum())
             value_T[~np.isfinite(value_T)] = np.nan
-            line, color = run if len(runs) > 1 else label(name).rpartition("/")[2], next(colors)
+            metric, color = label(name).rpartition("/")[2], next(colors)
+            line = metric if len(runs) == 1 else run if len(panel.metrics) == 1 else f"{run}: {metric}"
             if window > 1:
                 axes.plot(step_T, value_T, color=color, linewidth=0.8, alpha=0.3)
                 axes.plot(step_T, running_mean(value_T, window), color=color, linewidth=1.8, label=line)

@@ -25,7 +25,6 @@ def test_only_measured_metrics_have_panels_and_a_family_has_a_line_for_each_memb
         "Time per step": ("time/a",),
     }
     reward, _, hops, *_ = draw_panels(panels, steps).axes
-    assert reward.get_title(loc="left") == "Reward"
     np.testing.assert_allclose(reward.lines[0].get_xydata(), [[3, 0.3], [4, 0.4]])
     assert [text.get_text() for text in hops.get_legend().get_texts()] == ["1 hop", "3 hops"]
 

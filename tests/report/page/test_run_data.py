@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -60,5 +61,7 @@ def test_plots_are_reproducible_svg_without_styles_and_with_gaps(values):
     assert ("No data" in svg) == (not finite) and "A &lt;b&gt;" in svg
     assert "style=" not in svg and "<metadata" not in svg and "font-family" not in svg and "http" not in svg
     assert ("var(--c0)" in svg and "<text" in svg) == bool(finite)
+    both = curve(replace(panel, metrics=("x", "y")), [("a", [{"step": 0, "x": 1, "y": 2}])] * 2)
+    assert re.findall("</span>([^<]*)</li>", both) == ["a: x", "a: y"] * 2
     if finite:
         ElementTree.fromstring(re.search("<svg.*</svg>", svg)[0].replace("xlink:href", "href"))
