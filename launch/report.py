@@ -1,4 +1,4 @@
-"""Writes the report of a run as one HTML page: numbers, plots, and every trajectory to read, without a network.
+"""Writes the report of a run as one HTML page: numbers, plots, and trajectories to read, without a network.
 
 python launch/report.py runs/NAME                               # of a training run or an evaluation
 python launch/report.py runs/NAME --follow                      # of a job that is running; the page reloads itself
