@@ -17,6 +17,7 @@ import logging
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from memsearcher_jax.retrieval.config import HASHING
 from memsearcher_jax.runtime import hub
 from memsearcher_jax.runtime.export_settings import find_export, read_export_config
 from memsearcher_jax.runtime.inputs import require_same_code, with_absolute_paths, with_own_inputs
-from memsearcher_jax.runtime.run_dir import is_run, read_run_config
+from memsearcher_jax.runtime.run_dir import is_run, located, read_run_config
 
 PRESETS = Path(__file__).resolve().parents[1] / "configs"
 RESUMABLE_MODEL_SETTINGS = ("model.attention", "model.remat")  # the model settings that a resumed run may change
@@ -194,9 +195,14 @@ def one_line_errors(way_on: str = "") -> Iterator[None]:
         raise
     except Exception as error:
         place = "" if way_on else python_files.own_line(error)
-        if not place and not isinstance(error, errors):
+        frames = () if way_on else traceback.extract_tb(error.__traceback__)
+        no_device = any(Path(frame.filename).name == "xla_bridge.py" for frame in frames)  # an assertion, at times
+        if not place and not no_device and not isinstance(error, errors):
             raise
         line = f"{error}{place}" if isinstance(error, errors) else python_files.described(error)
+        if no_device:
+            platforms = os.environ.get("JAX_PLATFORMS", "")
+            line = f"JAX_PLATFORMS is {platforms!r}, and JAX finds no device ({line}): install its plugin, or unset it"
         print(f"error: {outputs.printable(line)}{way_on and '; '}{way_on}", file=sys.stderr, flush=True)
         raise SystemExit(1 if way_on else 2) from None
 
@@ -235,7 +241,7 @@ def _new(command: type[CommandT], source: SettingsSource, words: Sequence[str]) 
         require_same_code(folder, base, flags.run, words)
     if checkpoint is None:
         return flags
-    if not checkpoint.is_dir() and not hub.is_repository(str(checkpoint)):
+    if not located(checkpoint).is_dir() and not hub.is_repository(str(checkpoint)):
         raise FileNotFoundError(f"--checkpoint {checkpoint}: no such directory")
     model = replace(flags.run.model, path=str(checkpoint))
     # A run directory has the tokenizer and the adapters of its weights; into other weights model.adapter is merged.

@@ -9,9 +9,10 @@ import time
 from functools import partial
 from subprocess import PIPE
 
+import jax
 import pytest
 
-from memsearcher_jax.launch import compare, evaluate, outputs
+from memsearcher_jax.launch import cli, compare, evaluate, outputs
 from tests.support import ScriptedPolicy
 
 
@@ -84,6 +85,14 @@ def test_error_lines_escape_control_characters_and_arguments_are_utf8(refused, t
     assert "the argument '\\udcff.jsonl' is not valid UTF-8" in refused(evaluate.main, ["--data", "\udcff.jsonl"])
     for flag in ("--json", "--out"):
         assert f"{flag} gs://b/x: only --out of training" in refused(evaluate.main, [flag, "gs://b/x"])
+
+
+def test_a_platform_that_jax_does_not_find_is_an_error(refused):
+    def main(argv):
+        with cli.one_line_errors():
+            jax.devices("none")
+
+    assert "and JAX finds no device (RuntimeError: Unknown backend none" in refused(main, [])
 
 
 def test_a_failing_report_does_not_fail_the_run(tmp_path, capsys):
