@@ -16,7 +16,7 @@ from functools import cached_property
 
 from memsearcher_jax.agent.base import Complete, PromptTokenizer, ReadingAgent, Scoring
 from memsearcher_jax.agent.memalpha.conversations import JUDGE_RULES, evidence_recall, judge_rule, question_types
-from memsearcher_jax.agent.memalpha.memory import Memory, Store, as_text
+from memsearcher_jax.agent.memalpha.memory import Memory, Store
 from memsearcher_jax.agent.memalpha.prompts import MemalphaPrompts, load
 from memsearcher_jax.agent.memalpha.reward import (
     after_thoughts,
@@ -257,7 +257,7 @@ class Memalpha(ReadingAgent):
             return ScoredTrajectory(trajectory, scores["accuracy"], "answered from the stream itself", scores)
         if evidence := [one.question.evidence for one in answered if one.question.evidence]:
             items = (*outcome.memory.semantic, *outcome.memory.episodic)
-            text = "\n".join((as_text(outcome.memory.core), *(item.text for item in items)))
+            text = "\n".join((str(outcome.memory.core), *(item.text for item in items)))
             scores["evidence_recall"] = _mean([evidence_recall(text, texts) for texts in evidence])
         calls_C = [calls_reward(results, settings.reward) for results in outcome.results_C]
         content_C = None if verdicts_C is None else [content_reward(calls) for calls in verdicts_C]

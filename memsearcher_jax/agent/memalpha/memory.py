@@ -18,7 +18,7 @@ from pyrsistent import PBag, PVector, pbag, pvector
 from memsearcher_jax.types import TokenCounter
 
 Json = Any
-"""What `json.loads` returns. A policy may store a number or a list; the memory keeps it, and `as_text` renders it."""
+"""What `json.loads` returns. A policy may write a number or a list: it is kept, and shown as Python prints it."""
 
 
 class Store(enum.Enum):
@@ -49,11 +49,11 @@ class ErrorKind(enum.Enum):
 class Item:
     id: str
     content: Json
-    tokens: int  # of `text`
+    tokens: int  # of `as_text(content)`
 
     @property
     def text(self) -> str:
-        return as_text(self.content)
+        return str(self.content)
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Memory:
 
 
 def as_text(content: Json) -> str:
-    """Content as text: a string unchanged, a list as its parts joined by spaces, anything else as Python prints it."""
+    """Content as its tokens are counted: the parts of a list joined by spaces, anything else as Python prints it."""
     if isinstance(content, str):
         return content
     return " ".join(map(str, content)) if isinstance(content, list) else str(content)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from json_repair import repair_json
 
-from memsearcher_jax.agent.memalpha.memory import CallResult, ErrorKind, Json, Memory, Status, Store, as_text
+from memsearcher_jax.agent.memalpha.memory import CallResult, ErrorKind, Json, Memory, Status, Store
 from memsearcher_jax.agent.memalpha.search import search
 from memsearcher_jax.types import TokenCounter, encodable
 
@@ -116,15 +116,16 @@ def run_calls(
 def content_to_judge(call: Call) -> tuple[Store, str] | None:
     """The store and the text that a judge is asked about; None for a call that is invalid without asking.
 
-    As in the original, the call need not have succeeded: a text may be valid although its id was wrong.
+    As in the original, the call need not have succeeded: a text may be valid although its id was wrong. What is no text
+    is invalid.
     """
     arguments = parse_arguments(call.arguments)
     if call.name not in CONTENT_ARGUMENT or not isinstance(arguments, dict):
         return None
     memory_type, content = arguments.get("memory_type"), arguments.get(CONTENT_ARGUMENT[call.name])
-    name = memory_type.removesuffix("_memory") if isinstance(memory_type, str) else ""
-    store, text = _STORES.get(f"{name}_memory"), "" if content is None else as_text(content)
-    return (store, text) if store and text.strip() else None
+    name = memory_type.replace("_memory", "") if isinstance(memory_type, str) else ""
+    store = _STORES.get(f"{name}_memory")
+    return (store, content) if store and isinstance(content, str) and content.strip() else None
 
 
 def _check_arguments(name: str, arguments: dict[str, Any]) -> Store | CallResult:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from memsearcher_jax.agent.memalpha.config import MemalphaConfig
-from memsearcher_jax.agent.memalpha.memory import ITEM_STORES, Item, Memory, Store, as_text
+from memsearcher_jax.agent.memalpha.memory import ITEM_STORES, Item, Memory, Store
 from memsearcher_jax.agent.memalpha.search import BM25Index
 from memsearcher_jax.types import Stream, TokenCounter
 
@@ -30,7 +30,7 @@ def render_memory(memory: Memory, items: int, budget: int, token_counter: TokenC
 
 
 def _render_latest(memory: Memory, count: int, tags: bool) -> str:
-    blocks = [_block("core_memory", as_text(memory.core), "", tags)]
+    blocks = [_block("core_memory", str(memory.core), "", tags)]
     for store in ITEM_STORES:
         items = memory.items(store)
         latest = items[max(0, len(items) - count) :]
@@ -90,7 +90,7 @@ class EvidenceRetriever:
 
     def _render(self, retrieved: Mapping[Store, Sequence[Item]], count: int) -> str:
         """The original's blocks: the core unless it is empty, then both lists, numbered by rank and without ids."""
-        core, heading = as_text(self.memory.core), "{}_memory" if self.tags else "{} memory"
+        core, heading = str(self.memory.core), "{}_memory" if self.tags else "{} memory"
         blocks = [_block(heading.format("core"), core, "", self.tags)] if core.strip() else []
         for store in ITEM_STORES:
             lines = "\n".join(f"{rank}. {item.text}" for rank, item in enumerate(retrieved[store][:count], start=1))

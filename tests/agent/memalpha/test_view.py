@@ -39,12 +39,12 @@ def filled(texts, token_counter):
 
 
 def test_retrieval_of_the_best_items_of_each_list(token_counter):
-    memory = filled(["Ann sails", "Bob cooks", "Eve reads", "Kim runs"], token_counter)
+    memory = filled([["Ann", "sails"], "Bob cooks", "Eve reads", "Kim runs"], token_counter)
     memory, _ = memory.insert(Store.EPISODIC, "1 May: Ann left", token_counter)
     memory, _ = memory.update(Store.CORE, "four friends", None, token_counter)
     retriever = EvidenceRetriever(Stream("s", (), ()), memory, replace(CONFIG, retrieved_items=2), token_counter)
     assert retriever.retrieve("Who cooks, Bob?") == (
-        "core memory:\nfour friends\n\nsemantic memory:\n1. Bob cooks\n2. Ann sails\n\n"
+        "core memory:\nfour friends\n\nsemantic memory:\n1. Bob cooks\n2. ['Ann', 'sails']\n\n"
         "episodic memory:\n1. 1 May: Ann left"
     )
     assert retriever.retrieve("?!").endswith("semantic memory:\nEmpty.\n\nepisodic memory:\nEmpty.")

@@ -226,7 +226,8 @@ def test_generate_once_returns_the_completion():
     [
         (call("new_memory_insert", memory_type="semantic_memory", content="x"), (Store.SEMANTIC, "x")),
         (call("new_memory_insert", memory_type="core_memory", content="x"), (Store.CORE, "x")),
-        (call("memory_update", memory_type="episodic", new_content=["a", "b"]), (Store.EPISODIC, "a b")),
+        (call("memory_update", memory_type="episodic", new_content="a b"), (Store.EPISODIC, "a b")),
+        (call("memory_update", memory_type="episodic", new_content=["a", "b"]), None),
         (call("memory_update", memory_type="semantic_memory", content="x"), None),
         (call("new_memory_insert", memory_type="semantic_memory", content=" "), None),
         (call("new_memory_insert", memory_type=3, content="x"), None),
