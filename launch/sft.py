@@ -63,7 +63,6 @@ def main(argv: Sequence[str], progress_type: type[Progress] = Progress) -> None:
             data = recorded.load(local.sft, local.seed, tokenizer, local.model.vocab_size, local.training.seq_len)
             update.check_param_dtype(local.model)
             mesh = sharding.make_mesh(local.mesh, jax.devices())
-            sharding.check_divides(local.model, dict(mesh.shape))
             update.fit_to_mesh(local.training, mesh)
             run = setup.Run(local, agent_of(local), Meshes(mesh, mesh), tokenizer, None, ProblemSplits((), ()))
             state, meta = train.open_state(run, data, out if flags.resume else None)
@@ -73,8 +72,7 @@ def main(argv: Sequence[str], progress_type: type[Progress] = Progress) -> None:
                 job_output.show_result(flags, out, out, line)
                 return
             changes = differences(read_run_config(out), config) if flags.resume else []
-            reads_weights = done == 0 or bool(local.model.lora_rank)
-            _, notes = keep_inputs(out, config, meta["initial_step"], weights=reads_weights)
+            _, notes = keep_inputs(out, config, meta["initial_step"], weights=not done or bool(local.model.lora_rank))
             for line in [f"{name} changed: {then!r} -> {now!r}" for name, then, now in changes] + notes:
                 print(f"{out}: {line}", file=sys.stderr)
             open_run_folder(out, config, tokenizer.folder)

@@ -118,9 +118,8 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
                 if remote:
                     remote.send()
                 writer = UploadingWriter(remote, **tracking) if remote else MetricsWriter(out, **tracking)
-                rate = learning_rate_plan(state.trainer.config)  # of the run's length, and after its rollbacks
-                where = f"{len(run.problems.train)} problems, step {state.step} of {steps}"
-                print(f"{place}: {where}; the learning rate {rate}", file=sys.stderr)
+                where = f"{place}: {len(run.problems.train)} problems, step {state.step} of {steps}"
+                print(f"{where}; the learning rate {learning_rate_plan(state.trainer.config)}", file=sys.stderr)
                 if config.sampling.is_quantized:
                     cap = f"weights of the losses, at most {config.training.tis_cap:g}, correct"
                     correction = cap if config.training.tis_cap else "the clipped ratio alone corrects"

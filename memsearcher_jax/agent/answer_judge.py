@@ -44,8 +44,7 @@ def judge_prompt(question: str, golden_answers: Sequence[str], answer: str) -> P
 
 def parse_judgement(reply: str) -> Judgement | None:
     """None for a reply that does not say "correct" or "incorrect" in JSON, after its thoughts. Total."""
-    said = reply.rpartition("</think>")[2]
-    found = None if "<think>" in said else _OBJECT.search(said)
+    found = _OBJECT.search(reply.rpartition("</think>")[2].partition("<think>")[0])
     try:
         fields: Any = json.loads(found[0]) if found else None
     except (ValueError, RecursionError):

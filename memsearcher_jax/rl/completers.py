@@ -96,10 +96,10 @@ class OpenAICompleter(JsonClient):
                     return Completion(error=str(error), lost=True)
                 time.sleep(1.0)
                 continue
+            finish = choice.get("finish_reason")
             if not isinstance(text, str) or not text.strip():
-                return Completion(error=f"{self.url} answered with an empty text ({choice.get('finish_reason')})")
-            is_cut_off = choice.get("finish_reason") == "length"
-            return Completion(text, FinishReason.LENGTH if is_cut_off else FinishReason.STOP)
+                return Completion(error=f"{self.url} answered with an empty text ({finish})")
+            return Completion(text, FinishReason.LENGTH if finish == "length" else FinishReason.STOP)
 
 
 def open_completers(

@@ -35,7 +35,6 @@ class Recovery:
 
     def check(self, step: int, metrics: Metrics) -> bool:
         """Whether the run has to roll back; adds the metrics of health. Raises RunEnded where the settings say so."""
-        metrics["alarms"] = float(self.monitor.alarms(metrics))
         rolls_back = self.monitor.check(step, metrics)
         if self.monitor.rolls_back:
             metrics["rollbacks"] = float(self.monitor.state.rollbacks)

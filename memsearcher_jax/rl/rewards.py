@@ -95,8 +95,7 @@ def _checked(scored: ScoredTrajectory, agent: Agent) -> ScoredTrajectory:
     contexts = len(scored.trajectory.contexts)
     if len(each) != contexts and (each or agent.rewards_per == "context"):
         return _lost(scored, f"rewards returned {len(each)} context_rewards for {contexts} contexts")
-    reason = str(scored.reason)
-    return replace(scored, reward=reward, reason=reason, scores=scores, context_rewards=tuple(each))
+    return replace(scored, reward=reward, reason=str(scored.reason), scores=scores, context_rewards=tuple(each))
 
 
 def own_rewards(file: str, scored: Sequence[ScoredTrajectory]) -> list[ScoredTrajectory]:

@@ -87,8 +87,8 @@ class HealthMonitor:
         if math.isfinite(reward) and better and not self.is_outage(metrics):
             state.best_step, state.best_reward = step, reward
 
-    def check(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Whether the run has to roll back. Raises RunEnded where the config says so.
+    def check(self, step: int, metrics: dict[str, float]) -> bool:
+        """Whether the run has to roll back; adds the metric `alarms`. Raises RunEnded where the config says so.
 
         Missing metrics never trigger an alarm; a value that is not finite exceeds every limit. What an outage leaves of
         a step does not measure the policy: it neither lengthens nor ends a series of steps beyond a limit.
@@ -103,6 +103,7 @@ class HealthMonitor:
         if not lost:
             beyond |= self._exceeded(metrics)
             self._update_means(metrics)
+        metrics["alarms"] = float(len(beyond.keys() - {SKIPPED}))
         state, must_roll_back = self.state, False
         unmeasured = set() if updates else {SKIPPED}
         if lost:
@@ -121,10 +122,6 @@ class HealthMonitor:
             state.consecutive_steps, state.recent = {}, {}
             self.notify(f"step {step}: rollback to the checkpoint of step {state.best_step}")
         return must_roll_back
-
-    def alarms(self, metrics: Mapping[str, float]) -> int:
-        """How many limits the metrics of a step exceed; an outage exceeds one, and measures no other."""
-        return 1 if self.is_outage(metrics) else len(self._exceeded(metrics))
 
     def _end(self, limit: str, message: str) -> None:
         """Raises RunEnded where `patience` steps beyond this limit end the run."""

@@ -17,7 +17,6 @@ from memsearcher_jax.ranges import (
     parse_duration,
 )
 
-Objective = Literal["grpo", "distill", "grpo+distill"]
 Aggregate = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
@@ -25,7 +24,7 @@ Aggregate = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "
 class TrainingConfig:
     """Multi-context GRPO. Defaults: the paper's settings."""
 
-    objective: Objective = "grpo"
+    objective: Literal["grpo", "distill", "grpo+distill"] = "grpo"
     """What the advantage of a token is: that of its trajectory (grpo), how much more likely the token is for the
     teacher than for the policy that sampled it (distill: minus the reverse KL divergence), or their sum."""
     seq_len: Count = 8_192

@@ -119,14 +119,13 @@ class Trainer:
                 if number == 1 and logprob_BT is not None:
                     step_metrics |= mismatch_metrics(first, logprob_BT)
                 metrics_by_update.append({name: float(value) for name, value in jax.device_get(metrics).items()})
-        means = _mean_metrics(metrics_by_update)
+        means = _mean_metrics(metrics_by_update) | step_metrics
         if not means["learning_rate"]:
             warnings.warn(  # one text is shown once
                 "training changes nothing any more: the learning rate is 0, it "
                 f"{learning_rate_plan(self.config)}; set training.decay_steps to end, or to a longer time",
                 stacklevel=2,
             )
-        means |= step_metrics
         if "teacher_kl" in means:  # the sums of `distillation.divergence_sums`
             means["teacher_kl"] /= means["taught_tokens"] or math.nan
         return state, means
