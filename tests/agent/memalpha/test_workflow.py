@@ -197,7 +197,7 @@ def test_judge_prompts_as_chat_messages():
     assert user == "Question: q?\nCorrect answer: gold\nGiven answer: given" and system.startswith("You are shown")
 
 
-@pytest.mark.parametrize("source", ["icl_nlu_8296shot_balance", "pubmed-rct", "booksum", "infbench_qa_eng", "squad"])
+@pytest.mark.parametrize("source", ["icl_nlu_8296shot", "ttl_train", "pubmed-rct", "booksum", "infbench_qa", "squad"])
 def test_sources_with_a_question_prefix(source):
     asked = PROMPTS.with_prefix(source, "Which class?")
     assert asked.endswith("Which class?") and (asked == "Which class?") == (source == "squad")
