@@ -44,7 +44,7 @@ class RetrievalConfig:
     max_passage_tokens: Count = 512
     """As max_query_tokens, for passages. An encoder with a lower limit truncates to that."""
     embedding_dtype: Literal["float32", "float16"] = "float32"
-    """Type of the stored embeddings."""
+    """Type of the embeddings that are stored when an index is built."""
     target_recall: PositiveFraction = 0.98
     """Share of the exact top five that ScaNN must find when an index is built, on probes that did not tune it."""
     timeout: Positive = 10.0

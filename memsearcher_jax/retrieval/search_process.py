@@ -67,10 +67,9 @@ class SearchProcess:
         self._end()
 
     def search(self, queries: list[str], top_n: int) -> list[list[Passage]]:
-        """As `Source.search`.
+        """As `Source.search`. Raises ConnectionError while the child is busy with another search, or being replaced.
 
-        Raises TimeoutError if the child did not answer in time, or died; another one has opened the index. Raises
-        ConnectionError if it is busy with another search, or being replaced.
+        Raises TimeoutError if the child did not answer in time, or died; another one has opened the index.
         """
         vectors_QD = self._model.queries(queries) if self._model else None
         if not self._lock.acquire(timeout=self._timeout):
@@ -128,7 +127,7 @@ class _Child:
         except ConnectionError:
             line = b""
         if not line.endswith(b"\n"):
-            raise TimeoutError(f"the search process ended with status {self.process.wait()}")
+            raise TimeoutError(f"the search process ended with status {self.process.wait()} (-9: was memory short?)")
         answer = json.loads(line)
         if "error" in answer:
             raise ERRORS.get(answer["error"], RuntimeError)(answer["message"])
@@ -167,7 +166,8 @@ def main() -> None:
                 found = source.search(request["queries"], request["top_n"])
                 result = [[(passage.id, passage.contents, passage.score) for passage in ranking] for ranking in found]
             answer = {"result": result}
-        except Exception as error:
+        except Exception as fault:
+            error = OSError(f"memory is short: {fault}") if isinstance(fault, MemoryError) else fault
             kind = next((name for name, known in ERRORS.items() if isinstance(error, known)), "")
             if not kind:
                 log.exception("the search failed")

@@ -54,7 +54,6 @@ def test_of_a_service_only_the_results_are_known(tmp_path):
     assert not any(one.is_hopeless for one in found)
     numbers = summarize(found)
     assert numbers["answers"]["corpus"] is numbers["titles"]["corpus"] is None
-    assert numbers["answers"]["oracle@5"] > 0
 
 
 BY_HAND = {

@@ -78,6 +78,11 @@ def test_errors_of_opening_are_those_of_this_process(config, tmp_path):
     (tmp_path / "index" / "passages.arrow").write_bytes(b"")
     with pytest.raises(ValueError, match=r"index: is damaged or of another version \(passages\.arrow has 0 bytes"):
         open_searcher(config, tmp_path / "index", ())
+    build_index(RetrievalConfig(), [Passage("0", "Oslo")], tmp_path / "large")
+    manifest = tmp_path / "large" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"size": 1024', f'"size": {10**13}'))
+    with pytest.raises(OSError, match="memory is short: Unable to allocate"):
+        open_searcher(RetrievalConfig(index=str(tmp_path / "large")), tmp_path / "large", ())
 
 
 def test_a_bug_in_a_search_is_reported_and_the_process_goes_on(config, tmp_path):
