@@ -38,8 +38,7 @@ OVERRIDES = {
     "tokenize_chinese_chars": ("normalizer", "BertNormalizer", "handle_chinese_chars", True),
     "add_prefix_space": ("pre_tokenizer", "ByteLevel", "add_prefix_space", False),
 }
-"""Key of tokenizer_config.json -> the part of tokenizer.json, its type and the key there that it replaces in
-transformers, but for tokenizers of no family, and its default."""
+"""Key of tokenizer_config.json -> part of tokenizer.json, its type and key that transformers replaces, default."""
 MIN_BLOCK_LEN = 32  # tokens per row of the narrowest block; the widths of blocks double
 BLOCK_TOKENS = 8_192  # tokens of a full block on one device
 PARTIAL_BLOCK_ROWS = (1, 8, 64)  # rows on one device of blocks that are not full

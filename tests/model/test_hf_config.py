@@ -33,8 +33,6 @@ SEVEN_B = {  # as published with Qwen2.5-7B-Instruct
     "use_sliding_window": False,
     "vocab_size": 152064,
 }
-
-
 QWEN3_4B = SEVEN_B | {  # as published with Qwen3-4B
     "architectures": ["Qwen3ForCausalLM"],
     "attention_bias": False,
@@ -98,8 +96,6 @@ LLAMA3_2_1B = without(SEVEN_B, "max_window_layers", "sliding_window", "use_slidi
     "tie_word_embeddings": True,
     "vocab_size": 128256,
 }
-
-
 SCALING = LLAMA3_2_1B["rope_scaling"]
 
 

@@ -76,7 +76,6 @@ def write_gguf(tmp_path):
         writer.add_chat_template(TEMPLATE)
 
         rng = np.random.default_rng(0)
-
         for key, value in keys.items():
             kinds = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
             for shard in writer.kv_data:  # in place of one from above
