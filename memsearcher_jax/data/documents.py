@@ -28,7 +28,7 @@ WORD = re.compile(rf"[{_CHARACTER}]|[^\s{_CHARACTER}]+")
 SENTENCE = re.compile(rf"\S.*?(?:[.!?…][\"'”’)\]]*(?=\s)|[。！？](?!\s)|(?={PARAGRAPH_END})|\Z)", re.DOTALL)
 FRONT_MATTER = re.compile(r"---[ \t]*\n(?=\w[\w-]*[ \t]*:)(?:\w[\w-]*[ \t]*:.*\n|[ \t#-].*\n|\n)*?---[ \t]*\n")
 """YAML of "key: value" lines, lists and indented lines. Other text after a rule at the beginning is content."""
-BROWSER_ENCODINGS = dict.fromkeys(("us-ascii", "ascii", "iso-8859-1", "iso8859-1", "latin1", "latin-1"), "cp1252")
+BROWSER_ENCODINGS: dict[str, str] = dict.fromkeys(("us-ascii", "ascii", "iso-8859-1", "latin1", "latin-1"), "cp1252")
 BROWSER_ENCODINGS |= {"gb2312": "gb18030", "shift_jis": "cp932", "x-sjis": "cp932", "euc-kr": "cp949"}
 """What browsers read in place of an encoding that a page names."""
 DIVIDED = re.compile(r"(?<=\w)([-\xad\u2010])\n(?=(\w))")  # a word, or before a capital or a digit "E-Mail"
