@@ -17,10 +17,11 @@ from memsearcher_jax.logs.trajectories import HOST_FILES, read_trajectories, sum
 from memsearcher_jax.report.statistics import mean_interval
 from memsearcher_jax.rl.completers import Completer, open_openai_completer
 from memsearcher_jax.rl.config import CompleterConfig
-from memsearcher_jax.types import FinishReason, StopReason
+from memsearcher_jax.types import Completion, FinishReason, StopReason
 
 JUDGEMENTS_FILE = "judgements.jsonl"
 REPLY_TOKENS = 1_024
+CUT_OFF = Completion(error="its reply is cut off: start another evaluation with more max_tokens in judge.extra_body")
 
 
 class Answer(NamedTuple):
@@ -72,13 +73,13 @@ def judge_answers(answers: Sequence[Answer], config: CompleterConfig, file: Path
             batch = asked[start : start + config.max_concurrency]
             prompts = [judge_prompt(one.question, one.golden_answers, one.text or "") for one in batch]
             replies = judge.complete(prompts, jax.random.key(0))
+            replies = [CUT_OFF if reply.finish is FinishReason.LENGTH else reply for reply in replies]
             if errors := [reply.error for reply in replies if reply.error]:
                 print(f"the judge does not answer: {errors[-1]}", file=sys.stderr)
             if all(reply.lost for reply in replies) or (len(errors) == len(batch) and not judgements):
                 break
             for one, reply in zip(batch, replies, strict=True):
-                is_cut_off = reply.finish is FinishReason.LENGTH  # a draft in a thought is no verdict
-                if judgement := None if is_cut_off else parse_judgement(reply.text):
+                if judgement := parse_judgement(reply.text):
                     log.write(encode_line({"id": one.id, **asdict(judgement), "reply": reply.text}).encode())
                 if not reply.lost:
                     judgements[one.id] = judgement

@@ -37,9 +37,8 @@ def advantages(batch: PackedBatch) -> tuple[PackedBatch, dict[str, jax.Array]]:
     assert batch.ref_logprob_BT is not None and batch.teacher_weight_BT is not None, "the objective has a teacher"
     log_ratio_BT = jnp.where(batch.mask_BT, batch.old_logprob_BT - batch.ref_logprob_BT, 0)
     advantage_BT = batch.advantage_BT - batch.teacher_weight_BT * log_ratio_BT
-    sums = divergence_sums(log_ratio_BT, batch)
-    batch = replace(batch, advantage_BT=advantage_BT, teacher_weight_BT=None)
-    return constrain_rows(batch), sums
+    taught = replace(batch, advantage_BT=advantage_BT, teacher_weight_BT=None)
+    return constrain_rows(taught), divergence_sums(log_ratio_BT, batch)
 
 
 def divergence_sums(divergence_BT: jax.Array, batch: PackedBatch) -> dict[str, jax.Array]:

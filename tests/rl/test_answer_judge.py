@@ -100,10 +100,11 @@ def test_a_judge_that_is_down_leaves_the_number_out_and_says_so(judge, capsys):
 
 
 @pytest.mark.parametrize("odd", ["hm", f"{reply('correct')}?|length", 400])
-def test_a_reply_that_cannot_be_read_or_a_refusal_enters_no_number(judge, odd):
+def test_a_reply_that_cannot_be_read_or_a_refusal_enters_no_number(judge, odd, capsys):
     judgements, asked = judge(lambda user: odd if "Rome" in user else reply("correct"))
     (numbers,) = summarize_judgements(ANSWERS, judgements, 0).values()
     assert numbers["unjudged"] == 1 and numbers["accuracy"]["mean"] == pytest.approx(2 / 3) and len(asked) == 3
+    assert ("more max_tokens in judge.extra_body" in capsys.readouterr().err) == ("length" in str(odd))
 
 
 def test_the_calibration_error_is_that_of_bins_of_a_hundred():
