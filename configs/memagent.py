@@ -22,11 +22,7 @@ def memagent_7b() -> RunConfig:
     return replace(
         base,
         agent=replace(
-            base.agent,
-            workflow="memagent",
-            completion_tokens=1_024,
-            rewrite_tokens=1_024,
-            observation_tokens=5_000,
+            base.agent, workflow="memagent", completion_tokens=1_024, rewrite_tokens=1_024, observation_tokens=5_000
         ),
         data=replace(base.data, synthetic="documents", documents=DocumentConfig(1_000, (1_000, 10_000))),
         reward=RewardConfig(metric="exact_match", wrong_answer=0.0, require_format=False),

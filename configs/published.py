@@ -48,12 +48,7 @@ def memalpha_4b_original() -> RunConfig:
     return replace(
         base,
         agent=replace(base.agent, prompts="original"),
-        memalpha=replace(
-            base.memalpha,
-            chunk_tokens=8_192,
-            answer_memory_tokens=30_000,
-            answer_temperature=0.7,
-        ),
+        memalpha=replace(base.memalpha, chunk_tokens=8_192, answer_memory_tokens=30_000, answer_temperature=0.7),
         sampling=replace(base.sampling, context_tokens=16_384),
         training=replace(base.training, seq_len=16_384),
         answerer=service,

@@ -33,11 +33,7 @@ def memsearcher(model: ModelConfig, *, tensor: int, grad_accum_steps: int) -> Ru
         published_model=True,
         model=model,
         sampling=SamplingConfig(
-            slots=256,
-            kv_tokens=524_288,
-            decode_steps_per_call=16,
-            prefill_buckets=(256, 1_024, 2_048),
-            tensor=tensor,
+            slots=256, kv_tokens=524_288, decode_steps_per_call=16, prefill_buckets=(256, 1_024, 2_048), tensor=tensor
         ),
         retrieval=RetrievalConfig(encoder=""),  # the paper's is E5, in a folder
         training=TrainingConfig(grad_accum_steps=grad_accum_steps, logit_chunk=512),
@@ -80,14 +76,7 @@ def search_r1_3b() -> RunConfig:
     base = qwen3b()
     return replace(
         base,
-        agent=replace(
-            base.agent,
-            workflow="search_r1",
-            max_turns=5,
-            completion_tokens=500,
-            observation_tokens=500,
-            default_top_n=3,
-        ),
+        agent=replace(base.agent, workflow="search_r1", completion_tokens=500, observation_tokens=500, default_top_n=3),
         reward=RewardConfig(metric="exact_match", wrong_answer=0.0, require_format=False),
         sampling=replace(base.sampling, top_k=0, top_p=1.0),
         training=replace(base.training, warmup_steps="286"),
@@ -101,14 +90,12 @@ def mem1_7b() -> RunConfig:
     in pairs, six turns of 1,000 tokens, three passages in 1,000 tokens, exact match as the reward.
     """
     base, search_r1 = qwen7b(), search_r1_3b()
-    agent = replace(search_r1.agent, workflow="mem1", max_turns=6)
     return replace(
         base,
-        agent=replace(agent, completion_tokens=1_000, observation_tokens=1_000),
+        agent=replace(search_r1.agent, workflow="mem1", max_turns=6, completion_tokens=1_000, observation_tokens=1_000),
         data=replace(base.data, objectives=2),
         reward=search_r1.reward,
         sampling=replace(base.sampling, top_k=0, top_p=1.0),
         training=replace(base.training, warmup_steps="5%"),
         rl=replace(base.rl, steps=500, prompts_per_step=128),
-        evaluation=replace(base.evaluation, max_turns=20),
     )

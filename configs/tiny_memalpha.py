@@ -32,12 +32,7 @@ def tiny_memalpha() -> RunConfig:
         data=DataConfig(
             synthetic="streams",
             streams=SyntheticStreamConfig(
-                train_streams=80,
-                test_streams=24,
-                test_chunks=(10, 130),
-                span_days=730,
-                statements=2,
-                filler=1,
+                train_streams=80, test_streams=24, test_chunks=(10, 130), span_days=730, statements=2, filler=1
             ),
         ),
         training=replace(

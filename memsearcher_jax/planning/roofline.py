@@ -51,7 +51,6 @@ GPUS = {
     "h100": Chip(989e12, 1.98e9, 79.65 * GIB, 3_350e9, 450e9, 1),
     "h200": Chip(989e12, 1.98e9, 140.4 * GIB, 4_800e9, 450e9, 1),
 }
-MEMORY_SHARES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # JAX still reads the old name
 NETWORK_BANDWIDTH = 50e9  # bytes per second of a GPU to other hosts, over InfiniBand of 400 Gb/s
 
 
@@ -122,8 +121,8 @@ class Topology:
         chip = (CHIPS | GPUS)[generation]
         bandwidth = chip.ici_bandwidth * (1 if all(length >= chip.ring_chips for length in shape) else 0.5)
         if generation in GPUS:
-            share = next((value for name in MEMORY_SHARES if (value := os.environ.get(name))), "0.75")
-            chip = replace(chip, hbm_bytes=chip.hbm_bytes * float(share))
+            old = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75")  # which JAX still reads
+            chip = replace(chip, hbm_bytes=chip.hbm_bytes * float(os.environ.get("XLA_CLIENT_MEM_FRACTION", old)))
             bandwidth = bandwidth if len(devices) == len(host_devices) else NETWORK_BANDWIDTH
         return cls(chip, devices, host_devices, bandwidth)
 

@@ -140,17 +140,13 @@ INVALID = {
         (f"--setting reward.wrong_answer=0,2 --out out -- {CORPUS}", "reward.wrong_answer is 2.0: it must be"),
         ("--setting data.train=q.jsonl --out out -- --retrieval.corpus corpus.jsonl", "every value is evaluated: set"),
     ],
-    compare: [
-        ("a b", "a holds no evaluation: name a folder that launch/evaluate.py wrote"),
-    ],
+    compare: [("a b", "a holds no evaluation: name a folder that launch/evaluate.py wrote")],
     report: [
         ("none --follow", "none: no such folder"),
         ("folder", "folder has neither metrics.jsonl nor trajectories"),
         ("ev --out ev/results.json", "choose a name that ends in .html"),
     ],
-    plan_tpu: [
-        ("--config nano --topology v4:2x2x1", "--topology v4:2x2x1: plans are for v5e, v5p, v6e, tpu7x"),
-    ],
+    plan_tpu: [("--config nano --topology v4:2x2x1", "--topology v4:2x2x1: plans are for v5e, v5p, v6e, tpu7x")],
 }
 
 

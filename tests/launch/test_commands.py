@@ -51,8 +51,7 @@ def test_resume_continues_and_reports_changed_settings(run, capsys, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [[], ["--rl.steps", "1"], "flags of the first start", ["--rl.epochs", "1", "--rl.prompts_per_step", "180"]],
+    "flags", [[], ["--rl.steps", "1"], "flags of the first start", ["--rl.epochs", "1", "--rl.prompts_per_step", "180"]]
 )
 def test_resume_of_a_finished_run_changes_nothing(flags, small, run, snapshot, capsys, tmp_path):
     """There are 360 questions, so the last flags make two steps of an epoch."""

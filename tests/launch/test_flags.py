@@ -71,10 +71,6 @@ def test_the_first_page_of_help_explains_the_flags_and_lists_the_sections(progra
     assert all(section.name in " ".join(lines) for section in fields(RunConfig) if "Config" in str(section.type))
 
 
-def test_a_command_without_a_preset_explains_its_flags():
-    assert_explains(helped("compare"), ["json"])
-
-
 def test_the_page_of_a_section_explains_its_settings_with_the_values_of_the_preset():
     lines = helped("tpu_train", "rl", "--config", "tiny")
     names = [name for name in settings(cli.load_preset("tiny")) if name.startswith("rl.")]
