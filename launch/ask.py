@@ -192,12 +192,13 @@ def human_answer(run: Run) -> Callable[[Problem, Console], Outcome]:
 
     agent = setup.evaluation_agent(run)
     assert isinstance(agent, QuestionAgent), "others do not take --human"
-    system = agent.prompts.with_tools(agent.tools).system
+    prompts = agent.prompts.with_tools(agent.tools)
     backends = setup.make_backends(run)
 
     def answer(problem: Problem, console: Console) -> Outcome:
-        console.print(show.safe_text(system, "dim"))
-        console.print("Write each reply and end it with an empty line. A turn begins after <think>.")
+        console.print(show.safe_text(prompts.system, "dim"))
+        begins = prompts.opening and f"A turn begins after {prompts.opening}."
+        console.print("Write each reply and end it with an empty line.", begins)
 
         def generate(request: Generate) -> Completion:
             if not isinstance(request.text, Prompt):  # the heading of a turn shows what its prompt contains

@@ -97,4 +97,7 @@ def test_a_person_can_play_an_agent_with_tools(workdir, monkeypatch, capsys):
     (workdir / "my_agent.py").write_text(AGENT.replace("    stop,", "    yield Generate((), 4)\n    stop,"))
     ask.main(["--config", "nano", "--human", "Who?", *OWN])
     played = capsys.readouterr().out
-    assert "double" in played and "number=4" in played and "Ada" in played
+    assert "double" in played and "number=4" in played and "Ada" in played and "turn begins after <think>" in played
+    monkeypatch.setattr("sys.stdin", io.StringIO("<answer>Ada</answer>\n\n"))
+    ask.main(["--config", "nano", "--human", "Who?", "--agent.workflow", "search_r1"])
+    assert "turn begins" not in capsys.readouterr().out, "whose policy opens its thoughts itself"

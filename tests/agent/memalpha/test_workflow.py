@@ -213,10 +213,8 @@ def test_the_terse_set_has_a_memalpha_variant():
 
 def test_generate_once_returns_the_completion():
     prompt = PROMPTS.answer_prompt("m", "q")
-    assert (
-        run_workflow(generate_once(prompt, 9), lambda request: Completion(f"{request.max_tokens} tokens"), None).answer
-        == "9 tokens"
-    )
+    outcome = run_workflow(generate_once(prompt, 9), lambda request: Completion(f"{request.max_tokens} tokens"), None)
+    assert outcome.answer == "9 tokens"
     outcome = run_workflow(generate_once(prompt, 9), lambda request: Completion("", FinishReason.CONTEXT_FULL), None)
     assert (outcome.stop, outcome.error) == (StopReason.CONTEXT_FULL, "the prompt does not fit the context")
 
