@@ -192,10 +192,8 @@ class CacheView:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DecodeBuffer:
-    """New tokens of B rows that are not in the cache yet: J entries per row, of which all rows have used as many.
-
-    So a step writes one slice, not one per row. A decode loop appends its tokens to the cache once, at its end.
-    """
+    """New tokens of B rows that are not in the cache yet: J entries per row, of which all rows have used as many. So a
+    step writes one slice, not one per row. A decode loop appends its tokens to the cache once, at its end."""
 
     k_LBKJH: Array  # `as_bits` of compute_dtype, with rotary positions applied
     v_LBKJH: Array  # the same

@@ -106,11 +106,14 @@ def load(config: RetrievalConfig) -> TextEncoder:
         raise FileNotFoundError(f"no tokenizer.json in {folder}: write one with transformers' AutoTokenizer")
     try:
         tokenizer_json = file.read_text(encoding="utf-8")
-        largest = max(Tokenizer.from_str(tokenizer_json).get_vocab().values())
+        tokenizer = Tokenizer.from_str(tokenizer_json)
+        largest = max(tokenizer.get_vocab().values())
     except Exception as error:  # the library raises no more specific exception
         raise ValueError(f"{file} is not a tokenizer: {error}") from error
     if largest >= shape.vocab_size:
         raise ValueError(f"{file} contains id {largest}, but the vocabulary of the encoder has {shape.vocab_size}")
+    if not tokenizer.num_special_tokens_to_add(is_pair=False):
+        raise ValueError(f"{file} adds no special tokens to a text: write it with transformers' AutoTokenizer")
     stated, parts = bert.optional_json(folder / "tokenizer_config.json"), json.loads(tokenizer_json)
     of_family = stated.get("tokenizer_class") not in ("PreTrainedTokenizerFast", "TokenizersBackend")
     for key, (part, kind, rule, default) in OVERRIDES.items():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.hashing_encoder import TextEncoder
@@ -124,6 +125,9 @@ def test_invalid_tokenizers_are_errors(folder):
         (folder / "tokenizer.json").write_bytes(content)
         with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer"):
             load(folder)
+    Tokenizer(word_pieces().model).save(str(folder / "tokenizer.json"))
+    with pytest.raises(ValueError, match="adds no special tokens to a text"):
+        load(folder)
     larger = word_pieces()
     larger.add_tokens(["fish"])
     larger.save(str(folder / "tokenizer.json"))
