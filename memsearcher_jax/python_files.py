@@ -40,7 +40,7 @@ def load(file: str | Path, setting: str) -> ModuleType:
 @lru_cache(maxsize=64)
 def _execute(path: str, content: bytes) -> ModuleType:
     module = ModuleType(_PREFIX + path)
-    module.__file__ = path
+    module.__file__, module.__package__ = path, ""  # no package, which `from .` would import from
     sys.modules[module.__name__] = module  # dataclasses look their module up
     # What was read: a hash of it is of what runs. Without this file's own future annotations.
     exec(compile(content, path, "exec", dont_inherit=True), vars(module))
