@@ -78,7 +78,7 @@ class ChatTokenizer:
                 f"{folder}: config.json ends replies with token {min(unused)}, and the files of the tokenizer do not: "
                 "add a generation_config.json that does"
             )
-        # Markup without one could be written by a page: transcripts would show it as a turn.
+        # A page could hold markup without one, which transcripts would show as a turn.
         if end not in known or not all(any(token in text for token in known) for text in markup):
             raise ValueError(
                 f"the tokenizer in {folder} has no {IM_START} and {IM_END}, nor a chat template with special tokens "

@@ -220,11 +220,7 @@ def test_budgets_count_the_text_that_a_chat_template_adds(llama):
     [
         ("{{ raise_exception('System role not supported') }}", "renders no system message and turns: System role not"),
         ("{% for message in messages %}{{ message.content }}", "renders no system message and turns"),
-        (
-            "{{ '<|im_start|>' + messages[0].content + '\\n\\n' + messages[1].content }}{% for m in messages[2:] %}"
-            "{{ '<|im_end|><|im_start|>' + m.role + m.content }}{% endfor %}<|im_end|><|im_start|>assistant",
-            "nor a chat template with special tokens",
-        ),
+        (QWEN_TEMPLATE.replace("<|im_start|>system", "Rules"), "nor a chat template with special tokens"),
         ("{{ messages[0].content }}", "renders no system message and turns"),
         ("{% for message in messages %}- {{ message.content }}{% endfor %}", "nor a chat template with special tokens"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "renders no system message and turns: .*unsafe"),
