@@ -129,15 +129,9 @@ def _agent_errors(config: RunConfig, agent: Agent) -> Iterator[str]:
 def _rl_errors(config: RunConfig) -> Iterator[str]:
     rl = config.rl
     if rl.group_size == 1 and rl.advantage_scope != "pooled" and config.training.objective == "grpo":
-        yield (
-            "rl.group_size 1 leaves a trajectory nothing to be compared with, so that every advantage is 0: raise it, "
-            "or set rl.advantage_scope to pooled"
-        )
+        yield "rl.group_size 1 leaves no group, so every advantage is 0: raise it, or set rl.advantage_scope to pooled"
     if rl.advantage_scope != "trajectory" and rl.credit != "all_contexts":
-        yield (
-            f"rl.advantage_scope {rl.advantage_scope} gives every context an advantage of its own: "
-            "set rl.credit to all_contexts"
-        )
+        yield f"rl.advantage_scope {rl.advantage_scope} credits each context: set rl.credit to all_contexts"
     if rl.carry_over and config.training.old_logprobs == "trainer" and not config.training.tis_cap:
         yield (
             f"rl.carry_over {rl.carry_over} trains on contexts of earlier policies: set training.old_logprobs to "
@@ -149,15 +143,9 @@ def _rl_errors(config: RunConfig) -> Iterator[str]:
             "and rl.advantage_scope to trajectory"
         )
     if rl.refill and rl.epochs:
-        yield (
-            f"rl.refill {rl.refill} takes more problems than a step counts, so that rl.epochs {rl.epochs} would end "
-            "early: set rl.epochs to 0 and rl.steps"
-        )
+        yield f"rl.refill {rl.refill} takes more problems than a step counts: set rl.epochs to 0 and rl.steps"
     if config.health.on_collapse == "rollback" and not rl.evaluate_every:
-        yield (
-            "health.on_collapse rollback restores the checkpoint with the best evaluation, and rl.evaluate_every 0 "
-            "makes none: set it"
-        )
+        yield "health.on_collapse rollback needs evaluations, and rl.evaluate_every 0 makes none: set it"
     if config.answerer.backend == "none":
         yield "answerer.backend is none: only a judge is optional, set it to initial_policy or openai"
     for name in config.evaluation.in_distribution:
@@ -173,11 +161,8 @@ def _model_errors(config: RunConfig) -> Iterator[str]:
         yield "model.lora_rank and model.adapter need the weights that the adapters belong to: set model.path"
     if not model.lora_targets or len(set(model.lora_targets)) < len(model.lora_targets):
         yield "model.lora_targets is empty or names a projection twice: name each projection once"
-    if context_tokens > model.max_positions:
-        yield (
-            f"sampling.context_tokens {context_tokens} is more than model.max_positions {model.max_positions}: the "
-            "model was not trained on later positions"
-        )
+    if context_tokens > (most := model.max_positions):
+        yield f"sampling.context_tokens {context_tokens} is more than model.max_positions {most}: lower it"
 
 
 def _sampling_errors(config: RunConfig) -> Iterator[str]:
@@ -199,20 +184,14 @@ def _sampling_errors(config: RunConfig) -> Iterator[str]:
 def _training_errors(config: RunConfig) -> Iterator[str]:
     training, context_tokens = config.training, config.sampling.context_tokens
     learning_rate_plan(training, 1)  # of how many steps the command knows: `rl.setup.with_steps`, `make_trainer`
-    if context_tokens > training.seq_len:
-        yield (
-            f"sampling.context_tokens {context_tokens} is more than training.seq_len {training.seq_len}: a context "
-            "must fit one row"
-        )
+    if context_tokens > (most := training.seq_len):
+        yield f"sampling.context_tokens {context_tokens} is more than training.seq_len {most}: lower it, or raise that"
     for name, divisor in (("minibatch_rows", "grad_accum_steps"), ("seq_len", "logit_chunk")):
         number, parts = getattr(training, name), getattr(training, divisor)
         if number % parts:
             yield f"training.{name} {number} is no multiple of training.{divisor} {parts}"
     if training.tis_cap and training.old_logprobs != "trainer":
-        yield (
-            f"training.tis_cap is {training.tis_cap}, but with training.old_logprobs {training.old_logprobs} the ratio "
-            "compares with the sampler already: choose trainer"
-        )
+        yield f"training.tis_cap is {training.tis_cap}, and only training.old_logprobs trainer uses it: choose trainer"
     has_teacher = config.teacher.path or config.teacher.hint
     if not has_teacher and config.model.adapter and config.model.lora_rank and training.kl_coefficient:
         yield (
@@ -232,7 +211,7 @@ def _teacher_errors(config: RunConfig) -> Iterator[str]:
     if teacher.top_k and training.kl_coefficient:
         yield "teacher.top_k is a divergence from the teacher already: set training.kl_coefficient to 0"
     if not teacher.path and not teacher.hint:
-        yield (f"training.objective {training.objective} needs a teacher: set teacher.path, or teacher.hint to True")
+        yield f"training.objective {training.objective} needs a teacher: set teacher.path, or teacher.hint to True"
     if not config.rl.keep_constant_reward_groups or config.rl.refill:
         yield (
             f"training.objective {training.objective} learns also where all rewards of a group are equal: set "

@@ -142,7 +142,7 @@ def test_unreadable_or_unjudgeable_problems_are_errors():
             {"data": {"synthetic": "encyclopedia"}},
             "agent.workflow memalpha cannot read data.synthetic encyclopedia",
         ),
-        ({"rl": {"credit": "last_context"}}, "rl.advantage_scope position gives every context an advantage of its own"),
+        ({"rl": {"credit": "last_context"}}, "rl.advantage_scope position credits each context: set rl.credit"),
         ({"answerer": {"backend": "none"}}, "only a judge is optional"),
         (
             {"memalpha": {"chunk_tokens": 88}},
