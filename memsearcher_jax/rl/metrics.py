@@ -32,12 +32,10 @@ def trajectory_metrics(summaries: Sequence[TrajectorySummary], agent: Agent) -> 
     """Rewards and scores of a batch, over the trajectories that were not lost, what they took, and how they ended."""
     numbers = [agent.numbers(one) for one in summaries]
     names = dict.fromkeys(name for one in numbers for name in one)
-    return {
-        **_scores(summaries),
-        **_exact_match_by_hops(summaries),
-        **{name: _mean([one[name] for one in numbers if name in one]) for name in names},
-        **_effort(summaries),
-    }
+    scores, effort = _scores(summaries) | _exact_match_by_hops(summaries), _effort(summaries)
+    if taken := sorted((scores | effort).keys() & names):
+        raise ValueError(f"the agent's number {taken[0]} has the name of another metric: rename it")
+    return scores | {name: _mean([one[name] for one in numbers if name in one]) for name in names} | effort
 
 
 def rollout_metrics(stats: RolloutStats) -> dict[str, float]:

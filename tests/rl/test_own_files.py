@@ -36,8 +36,8 @@ OWN_CLASS = (
     HEAD.replace("mine", "flow")
     + OPEN
     + """    return Outcome(StopReason.ANSWERED, reply.text)
-from memsearcher_jax.agent.base import QuestionAgent
-class mine(QuestionAgent):
+from memsearcher_jax.agent.base import QuestionAgent as Base
+class mine(Base):
     workflow = staticmethod(flow)
     def rewards(self, trajectories, scoring):
 """
@@ -205,6 +205,7 @@ def test_no_reward_of_an_agent_makes_one_of_a_fault(file):
         ("        return [ScoredTrajectory(one, 0, '', {}, (1, 1)) for one in trajectories]\n", "returned 2 context_"),
         ("        return [ScoredTrajectory(one, None) for one in trajectories]\n", "no number: float() argument"),
         ("        return [one.score for one in trajectories]\n", "no attribute 'score' (mine.py, line "),
+        ("        return []\n    numbers = lambda *_: {'reward': 9}\n    rewards = Base.rewards\n", "number reward has"),
     ],
 )
 def test_a_mistake_in_the_rewards_of_an_agent_is_found_before_long_work(lines, message, file):
@@ -278,8 +279,7 @@ def test_calls_that_wait_are_one_batch_where_the_tool_takes_batches(file, tmp_pa
     tool = next(one for one in file_tools(file(TOOLS)) if one.name == "lookup")
     answers = tool_backend(tool).answer([Call("lookup", {"name": name}) for name in "ab"])
     assert [result.text for result in answers] == ["a of 2?", "b of 2?"] and answers[0].arguments == {"name": "a"}
-    huge = tool_backend(Tool({"name": "log"}, lambda calls: ["x" * 9_999_999])).answer([Call("log", {})])
-    assert len(huge[0].text) == 1_000_000, "what is clipped takes no minute to encode"
+    assert len(tool_backend(Tool({}, lambda calls: ["x" * 9_999_999])).answer([Call("log", {})])[0].text) == 1_000_000
     leaving = respond({"leave": tool_backend(Tool({"name": "leave"}, sys.exit))}, Call("leave", {}))
     assert leaving.error == "SystemExit: [{}]", "a person who plays stays in the command"
 
