@@ -205,7 +205,7 @@ def test_no_reward_of_an_agent_makes_one_of_a_fault(file):
         ("        return [ScoredTrajectory(one, 0, '', {}, (1, 1)) for one in trajectories]\n", "returned 2 context_"),
         ("        return [ScoredTrajectory(one, None) for one in trajectories]\n", "no number: float() argument"),
         ("        return [one.score for one in trajectories]\n", "no attribute 'score' (mine.py, line "),
-        ("        return []\n    numbers = lambda *_: {'reward': 9}\n    rewards = Base.rewards\n", "number reward has"),
+        ("        pass\n    numbers = lambda *_: {'reward': 9}\n    rewards = Base.rewards\n", "number reward has"),
     ],
 )
 def test_a_mistake_in_the_rewards_of_an_agent_is_found_before_long_work(lines, message, file):
