@@ -88,8 +88,8 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
     if sys.argv[1:] == ["--version"]:
         print(f"memsearcher_jax {importlib.metadata.version('memsearcher_jax')}")
         return
-    for library in ("absl", "matplotlib"):
-        logging.getLogger(library).setLevel(logging.ERROR)
+    for library, level in (("absl", logging.ERROR), ("matplotlib", logging.ERROR), ("gcsfs", logging.CRITICAL)):
+        logging.getLogger(library).setLevel(level)  # gcsfs logs tracebacks of what it raises
     on_tpu_vm = preconditions.has_accelerator() or TPU_VM_VARIABLES & os.environ.keys()
     if importlib.util.find_spec("libtpu") and not on_tpu_vm:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # as JAX chooses, after errors that libtpu prints

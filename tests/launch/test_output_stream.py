@@ -31,7 +31,9 @@ def test_a_full_stdout_loses_no_result(scripted, tmp_path, monkeypatch):
 
 def test_a_command_whose_output_nobody_reads_does_not_succeed():
     """A training whose log collector has died is not complete."""
-    source = "import sys; from memsearcher_jax.launch import cli; cli.run(lambda _: sys.stderr.write('x\\n'))"
+    main = "lambda _: (logging.getLogger('gcsfs').error('raised, too'), sys.stderr.write('x\\n'))"
+    source = f"import logging, sys; from memsearcher_jax.launch import cli; cli.run({main})"
+    assert subprocess.run([sys.executable, "-c", source], stderr=PIPE, text=True).stderr == "x\n"
     with subprocess.Popen([sys.executable, "-c", source], stdout=PIPE, stderr=PIPE) as process:
         process.stderr.close()
         assert process.wait(60) == 141
