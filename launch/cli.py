@@ -196,13 +196,12 @@ def one_line_errors(way_on: str = "") -> Iterator[None]:
     except Exception as error:
         place = "" if way_on else python_files.own_line(error)
         frames = () if way_on else traceback.extract_tb(error.__traceback__)
-        no_device = any(Path(frame.filename).name == "xla_bridge.py" for frame in frames)  # an assertion, at times
+        no_device = any(frame.filename.endswith("xla_bridge.py") for frame in frames)  # an assertion, at times
         if not place and not no_device and not isinstance(error, errors):
             raise
         line = f"{error}{place}" if isinstance(error, errors) else python_files.described(error)
         if no_device:
-            platforms = os.environ.get("JAX_PLATFORMS", "")
-            line = f"JAX_PLATFORMS is {platforms!r}, and JAX finds no device ({line}): install its plugin, or unset it"
+            line = f"JAX finds no device ({line}): install the plugin that JAX_PLATFORMS names, or unset it"
         print(f"error: {outputs.printable(line)}{way_on and '; '}{way_on}", file=sys.stderr, flush=True)
         raise SystemExit(1 if way_on else 2) from None
 

@@ -20,7 +20,16 @@ from memsearcher_jax.agent.search_r1 import SearchR1
 from memsearcher_jax.agent.single_turn import Direct, Rag
 from memsearcher_jax.python_files import described, load_named
 
-AGENTS = {one.templates: one for one in (MemSearcher, ReAct, SearchR1, Mem1, MemAgent, Direct, Rag, Memalpha)}
+AGENTS: dict[str, type[Agent]] = {
+    "memsearcher": MemSearcher,
+    "react": ReAct,
+    "search_r1": SearchR1,
+    "mem1": Mem1,
+    "memagent": MemAgent,
+    "direct": Direct,
+    "rag": Rag,
+    "memalpha": Memalpha,
+}
 
 
 def make_agent(

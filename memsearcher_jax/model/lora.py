@@ -79,8 +79,10 @@ def init(key: jax.Array, config: ModelConfig) -> Params:
 
 
 def merge(base: Params, adapters: Params, config: ModelConfig) -> Params:
-    """The weights with the adapters added, in the type of `base`: summed in float32, rounded once. Differentiable with
-    respect to the adapters. Under `shard_map_by_rows` both are shards, and so is the result."""
+    """The weights with the adapters added, in the type of `base`: summed in float32, rounded once.
+
+    Differentiable with respect to the adapters. Under `shard_map_by_rows` both are shards, and so is the result.
+    """
     scale = config.lora_alpha / config.lora_rank
 
     def add(weight: jax.Array, pair: Params) -> jax.Array:

@@ -358,8 +358,10 @@ _take_embeddings.defvjp(_take_embeddings_forward, _take_embeddings_backward)
 
 
 def rms_norm(x_BTD: Array, weight_D: Array, eps: float) -> Array:
-    """x / sqrt(mean(x²) + eps) * weight over the last dimension of any array. Zhang & Sennrich 2019, eq. 4. Computed in
-    float32, returned in the type of x."""
+    """x / sqrt(mean(x²) + eps) * weight over the last dimension of any array. Zhang & Sennrich 2019, eq. 4.
+
+    Computed in float32, returned in the type of x.
+    """
     wide_BTD = x_BTD.astype(jnp.float32)
     scale_BT1 = jax.lax.rsqrt(jnp.mean(jnp.square(wide_BTD), axis=-1, keepdims=True) + eps)
     # The weight is rounded to the type of x, so that training uses the same weights as the sampler.

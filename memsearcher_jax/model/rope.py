@@ -11,8 +11,10 @@ from memsearcher_jax.model.config import NO_SCALING, RopeScaling
 def rope_rotation(
     position_BT: Array, head_size: int, theta: float, scaling: RopeScaling = NO_SCALING
 ) -> tuple[Array, Array]:
-    """(cos_BTh, sin_BTh), float32, of the angles position * theta^(-2 i / H) of the h = H / 2 pairs of a head. Su et
-    al. 2021, eq. 15."""
+    """(cos_BTh, sin_BTh), float32, of the angles position * theta^(-2 i / H) of the h = H / 2 pairs of a head.
+
+    Su et al. 2021, eq. 15.
+    """
     frequency_h = theta ** (-jnp.arange(0, head_size, 2, dtype=jnp.float32) / head_size)
     if scaling.factor != 1:
         low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
