@@ -91,7 +91,7 @@ def main(argv: Sequence[str]) -> None:
             from memsearcher_jax.planning import tpu_plan
             from memsearcher_jax.rl.probe import probe_files
 
-            if ((folder := located(config.model.path)) / "config.json").is_file():
+            if config.model.path and ((folder := located(config.model.path)) / "config.json").is_file():
                 weights.check_same_model(folder, config.model, weights.read_config(folder))
             probe_files(config)
             topology = tpu_plan.find_topology(flags.topology)
