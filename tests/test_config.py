@@ -1,7 +1,11 @@
 """The config of a run: ranges, checks across sections, and JSON."""
 
+import ast
+import inspect
 import json
 import math
+from dataclasses import is_dataclass
+from itertools import pairwise
 
 import pytest
 from annotated_types import Interval
@@ -31,6 +35,17 @@ def test_every_number_has_a_range():
     for name, interval in intervals().items():
         below = -math.inf if name == "sft.min_reward" else -2  # only rewards may be negative
         assert not any(contains(interval, value) for value in (math.nan, math.inf, -math.inf, below))
+
+
+def test_every_setting_has_a_docstring():
+    """A string literal below the field, which --help shows."""
+    kinds: list[type] = [RunConfig]
+    for kind in kinds:
+        (tree,), values = ast.parse(inspect.getsource(kind)).body, vars(kind())
+        kinds += [type(value) for value in values.values() if is_dataclass(value)]
+        for node, below in pairwise([*tree.body, None]):
+            if isinstance(node, ast.AnnAssign) and not is_dataclass(values[node.target.id]):
+                assert isinstance(below, ast.Expr), (kind, node.target.id)
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ DISPLAYED = {
 def format_metrics(metrics: Mapping[str, float]) -> str:
     """One line with the metrics of `DISPLAYED`, then the seconds of each phase."""
     parts = [form.format(metrics[name]) for name, form in DISPLAYED.items() if name in metrics]
-    phases = (one for one in metrics.items() if one[0].startswith(PHASE_PREFIX))
-    return "  ".join(parts + [f"{name.removeprefix(PHASE_PREFIX)} {seconds:.1f}s" for name, seconds in phases])
+    phases = [name for name in metrics if name.startswith(PHASE_PREFIX)]
+    return "  ".join(parts + [f"{name.removeprefix(PHASE_PREFIX)} {metrics[name]:.1f}s" for name in phases])
 
 
 class Progress:

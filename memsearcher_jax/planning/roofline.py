@@ -84,7 +84,14 @@ class Workload:
         return Workload(**values | {name: x for name, x in asdict(self).items() if x != getattr(Workload, name)})
 
 
-ONE_CONTEXT = Workload(1.0, 2_310.0, 315.0, 465.0, 775.0, 1_550.0)
+ONE_CONTEXT = Workload(
+    contexts=1.0,
+    context_tokens=2_310.0,
+    generated_tokens=315.0,
+    shared_tokens=465.0,
+    longest_tokens=775.0,
+    prefilled_tokens=1_550.0,
+)
 """The same turns in one context, which has no memories."""
 
 

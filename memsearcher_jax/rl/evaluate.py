@@ -60,7 +60,7 @@ class Evaluator:
         if not every or health.state.evaluated == state.step:
             return {}
         was_due = state.step > 0 and state.step % every == 0
-        if was_due or (health.rolls_back and health.state.best_step is None):
+        if was_due or (health.rolls_back and recovery.best_step is None):
             return self.evaluate(state, recovery, Timer())
         return {}
 

@@ -39,4 +39,4 @@ def train(state: RunState, collector: Collector, recovery: Recovery, evaluator: 
                     recovery.restore_best(state, timer)
                     collector.restart()
                 metrics |= evaluator.if_due(state, recovery, timer)
-                recorder.save_if_due(state, timer, is_best=state.step == recovery.monitor.state.best_step)
+                recorder.save_if_due(state, timer, is_best=state.step == recovery.best_step)

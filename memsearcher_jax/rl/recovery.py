@@ -25,6 +25,11 @@ class Recovery:
     checkpoints: Checkpoints
 
     @property
+    def best_step(self) -> int | None:
+        """The step of the checkpoint with the best evaluation."""
+        return self.monitor.state.best_step
+
+    @property
     def needs_target(self) -> bool:
         """Whether the run may have to roll back in its first steps, and there is nothing to restore."""
         return self.monitor.rolls_back and self.checkpoints.newest is None

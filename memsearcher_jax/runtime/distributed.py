@@ -46,7 +46,8 @@ class Hosts:
 
     def share(self, count: int) -> range:
         """The numbers of this host's contiguous share of `count` items."""
-        return range(*(count * index // self.count for index in (self.index, self.index + 1)))
+        first, last = (count * index // self.count for index in (self.index, self.index + 1))
+        return range(first, last)
 
     def stop(self, reason: EndReason, message: str) -> None:
         """Asks this host to stop. Any thread may call it."""
@@ -87,7 +88,8 @@ class Hosts:
         ours = [(reason.value, message) for reason, message in self.reasons]
         everyone = self.exchange(json.dumps(ours).encode()) or []
         reasons = [(EndReason(value), message) for part in everyone for value, message in json.loads(part)]
-        return RunEnded(*max(reasons, key=lambda one: list(EndReason).index(one[0])))
+        order = list(EndReason)
+        return RunEnded(*max(reasons, key=lambda one: order.index(one[0])))
 
     def exchange(self, content: bytes | None) -> list[bytes] | None:
         """What every host gives, in their order; None on all of them if one gives None. All hosts must call it."""

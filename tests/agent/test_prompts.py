@@ -32,7 +32,8 @@ def folder(tmp_path) -> Path:
 
 
 def test_packaged_sets():
-    assert prompts.packaged() == sorted(STYLES) and tuple(AGENTS) == tuple(TEMPLATE_SLOTS)
+    assert prompts.packaged() == sorted(STYLES)
+    assert [(name, one.templates) for name, one in AGENTS.items()] == [(name, name) for name in TEMPLATE_SLOTS]
     for style, workflows in STYLES.items():
         for workflow in TEMPLATE_SLOTS:
             config = AgentConfig(prompts=style, workflow=workflow)
@@ -91,6 +92,12 @@ def test_a_folder_replaces_the_packaged_set(folder):
     chosen = loaded(str(folder))
     assert chosen.system == "Mine: \\boxed{}, {single} braces."
     assert chosen.passage == ("", "\\n\\n")
+
+
+def test_missing_file(folder):
+    (folder / "observation.txt").unlink()
+    with pytest.raises(FileNotFoundError, match=r"lacks observation\.txt"):
+        loaded(str(folder))
 
 
 @pytest.mark.parametrize(

@@ -95,10 +95,7 @@ def dense_gradients(row):
 @pytest.mark.parametrize(("T", "shared"), [(1, 0), (50, 0.4), (128, 1), (384, 0), (1_100, 0.4), (1_280, 0), (1_280, 1)])
 def test_packed_attention_has_the_gradient_of_dense_attention(T, shared):
     row = make_row(T, shared=shared)
-    (out, dqkv), (expected_out, expected_dqkv) = (
-        gradients(packed_attention, row),
-        dense_gradients(row),
-    )
+    (out, dqkv), (expected_out, expected_dqkv) = gradients(packed_attention, row), dense_gradients(row)
     np.testing.assert_allclose(out, expected_out, rtol=1e-5, atol=1e-6)
     for gradient, expected in zip(dqkv, expected_dqkv, strict=True):
         np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5)

@@ -209,16 +209,9 @@ def test_the_kernels_compile_for_every_tpu_and_copy_no_pool(shape, topology, dty
     if dtype == "int8":
         pools.append(array(L, P, K, 2, E, dtype=jnp.float32))
         new = *[array(L, A, K, J, H, dtype=stored)] * 2, array(L, A, K, J, 2, dtype=jnp.float32)
-    arguments = [
-        *(
-            pools,
-            (array(A, 1, H // 2, dtype=jnp.float32),) * 2,
-            array(16, K, G, 64, H),
-            array(A, K, G, 1, H),
-        ),
-        *((array(A, K, 1, H),) * 2, buffer, new),
-        *(array(A, N, dtype=int32), array(dtype=int32), array(A, dtype=int32)),
-    ]
+    rotation, queries = (array(A, 1, H // 2, dtype=jnp.float32),) * 2, (array(16, K, G, 64, H), array(A, K, G, 1, H))
+    where = array(A, N, dtype=int32), array(dtype=int32), array(A, dtype=int32)
+    arguments = pools, rotation, *queries, (array(A, K, 1, H),) * 2, buffer, new, *where
     with jax.set_mesh(mesh):
         specs = jax.sharding.PartitionSpec()
         local = jax.shard_map(step, in_specs=specs, out_specs=specs, check_vma=False)
