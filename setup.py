@@ -16,6 +16,7 @@ RUNTIME = [
     'scann>=1.4.2,<2; platform_system == "Linux"',  # there are no wheels for other systems
     "bm25s>=0.3.16,<0.4",
     "huggingface_hub>=2.4,<3",
+    "filelock>=4.2,<5",
     "httpx2>=2.16,<3",
     "tokenizers>=0.23.1,<0.24",
     "transformers>=5.23,<6",

@@ -42,7 +42,7 @@ def main(flags: Mismatch) -> None:
     import jax.numpy as jnp
 
     from memsearcher_jax.model import sharding, weights
-    from memsearcher_jax.runtime.tokenizer import ChatTokenizer
+    from memsearcher_jax.tokenizer import ChatTokenizer
     from memsearcher_jax.training.logprobs import token_logprobs
 
     mesh = sharding.make_mesh(common.COPIES)

@@ -9,7 +9,7 @@ from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.memalpha.config import MemalphaConfig
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.configs.qwen import qwen3_4b
-from memsearcher_jax.data.problems import DataConfig
+from memsearcher_jax.data.config import DataConfig
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.training.config import TrainingConfig
 

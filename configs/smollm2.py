@@ -11,7 +11,7 @@ from dataclasses import replace
 from memsearcher_jax.agent.config import RewardConfig
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.configs.nano import nano
-from memsearcher_jax.data.problems import DataConfig
+from memsearcher_jax.data.config import DataConfig
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.rl.config import EvaluationConfig, RLConfig

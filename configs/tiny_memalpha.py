@@ -9,7 +9,7 @@ from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.memalpha.config import MemalphaConfig
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.configs.tiny import tiny
-from memsearcher_jax.data.problems import DataConfig
+from memsearcher_jax.data.config import DataConfig
 from memsearcher_jax.data.synthetic.streams import SyntheticStreamConfig
 from memsearcher_jax.rl.config import CompleterConfig, EvaluationConfig, RLConfig
 

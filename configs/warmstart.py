@@ -15,7 +15,7 @@ from memsearcher_jax.configs.smollm2 import smollm2
 from memsearcher_jax.configs.tiny import tiny
 from memsearcher_jax.configs.tiny_baselines import tiny_search_r1
 from memsearcher_jax.configs.tiny_memalpha import tiny_memalpha
-from memsearcher_jax.data.problems import DataConfig
+from memsearcher_jax.data.config import DataConfig
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.sft.config import SFTConfig
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from memsearcher_jax.config import check
+from memsearcher_jax.checks import check
 from memsearcher_jax.launch.cli import load_preset
 from memsearcher_jax.logs.metrics import MetricsWriter, read_metrics
 from memsearcher_jax.logs.progress import Progress
@@ -22,7 +22,7 @@ from memsearcher_jax.report.plots import training_curves
 from memsearcher_jax.rl import setup
 from memsearcher_jax.rl.state import open_state
 from memsearcher_jax.rl.training_run import open_collector, train_run
-from memsearcher_jax.runtime.run_dir import open_run_folder
+from memsearcher_jax.runs.run_dir import open_run_folder
 
 out = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/example")
 preset = load_preset("nano")

@@ -98,7 +98,7 @@ def main(argv: Sequence[str]) -> None:
             with announced() as begin:
                 begin("loading JAX")  # seconds; --help and errors do not need it
                 from memsearcher_jax.rl import setup
-                from memsearcher_jax.runtime import hub
+                from memsearcher_jax.runs import hub
 
                 begin("opening the model's files, the documents and the index")
                 if isinstance(agent, ReadingAgent) and flags.files:
@@ -123,8 +123,8 @@ def main(argv: Sequence[str]) -> None:
 def model_answer(run: Run, begin: Callable[[str], None]) -> Callable[[Problem, Console], Outcome]:
     """The checkpoint is the policy, with evaluation's settings and as few slots as possible."""
     from memsearcher_jax.rl import setup, state
+    from memsearcher_jax.rl.rng import named_key
     from memsearcher_jax.rl.rollout import make_jobs
-    from memsearcher_jax.runtime.rng import named_key
 
     config = run.config
     sampling = replace(config.sampling, slots=run.meshes.local.shape["data"])

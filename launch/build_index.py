@@ -31,7 +31,7 @@ from memsearcher_jax.retrieval.builder.build_dir import MANIFEST, check_absent, 
 from memsearcher_jax.retrieval.builder.index_builder import BuildShard, build_index
 from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
 from memsearcher_jax.retrieval.vector_files import read_embeddings
-from memsearcher_jax.runtime import hub
+from memsearcher_jax.runs import hub
 
 
 @dataclass(frozen=True)

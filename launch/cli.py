@@ -26,13 +26,15 @@ from typing import Annotated, Any, TypeVar
 import tyro
 
 from memsearcher_jax import python_files
-from memsearcher_jax.config import RunConfig, check, check_ranges, differences, from_dict, to_dict
+from memsearcher_jax.agent.tool_functions import file_tools
+from memsearcher_jax.checks import check, check_agent, check_ranges
+from memsearcher_jax.config import RunConfig, agent_of, differences, from_dict, to_dict
 from memsearcher_jax.launch import compile_cache, help_pages, interrupts, outputs, preconditions
 from memsearcher_jax.retrieval.config import HASHING
-from memsearcher_jax.runtime import hub
-from memsearcher_jax.runtime.export_settings import find_export, read_export_config
-from memsearcher_jax.runtime.inputs import require_same_code, with_absolute_paths, with_own_inputs
-from memsearcher_jax.runtime.run_dir import is_run, located, read_run_config
+from memsearcher_jax.runs import hub
+from memsearcher_jax.runs.export_settings import find_export, read_export_config
+from memsearcher_jax.runs.inputs import require_same_code, with_absolute_paths, with_own_inputs
+from memsearcher_jax.runs.run_dir import is_run, located, read_run_config
 
 PRESETS = Path(__file__).resolve().parents[1] / "configs"
 RESUMABLE_MODEL_SETTINGS = ("model.attention", "model.remat")  # the model settings that a resumed run may change
@@ -131,9 +133,26 @@ def parse_settings(command: type[CommandT], source: SettingsSource, words: Seque
     else:
         flags = _new(command, source, words)
     typed = {"model.path": "--checkpoint"} if flags.checkpoint else {}
-    flags = replace(flags, run=with_absolute_paths(hub.pinned(check(flags.run), flags=typed)))
+    check(flags.run)
+    open_own_files(flags.run)
+    flags = replace(flags, run=with_absolute_paths(hub.pinned(flags.run, flags=typed)))
     compile_cache.choose(flags.compile_cache, flags.run.mesh.cpu_devices)
     return flags
+
+
+def open_own_files(config: RunConfig) -> None:
+    """Executes the files of the user's that the config names. Raises ValueError or OSError in one line for a mistake.
+
+    Later calls get the same modules.
+    """
+    if config.has_own_agent:
+        check_agent(config, agent_of(config))
+    for file in config.agent.tools:
+        if not file.startswith("mcp:"):
+            file_tools(file)
+    function = config.reward.function
+    if function and not callable(python_files.load_named(function, "reward.function", "reward")):
+        raise ValueError(f"reward.function {function}: is no function")
 
 
 def parse_flags(kind: Callable[..., FlagsT], argv: Sequence[str], default: FlagsT | None = None) -> FlagsT:

@@ -11,8 +11,8 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+from memsearcher_jax.hosts.preemption import ADDRESS
 from memsearcher_jax.launch import preconditions
-from memsearcher_jax.runtime.preemption import ADDRESS
 
 OFF = "off"
 DIRECTORY, DEVICES = "JAX_COMPILATION_CACHE_DIR", "JAX_NUM_CPU_DEVICES"

@@ -11,7 +11,8 @@ from typing import Any
 from rich.console import Console
 
 from memsearcher_jax.config import RunConfig
-from memsearcher_jax.data.problems import DataConfig, load
+from memsearcher_jax.data.config import DataConfig
+from memsearcher_jax.data.problems import load
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.jsonl import encode_line
 from memsearcher_jax.launch import preconditions
@@ -21,7 +22,7 @@ from memsearcher_jax.report.console import make_table, safe_text
 from memsearcher_jax.retrieval import audit
 from memsearcher_jax.retrieval.index import open_index_corpus
 from memsearcher_jax.retrieval.search import open_searcher
-from memsearcher_jax.runtime.run_dir import INDEX
+from memsearcher_jax.runs.run_dir import INDEX
 from memsearcher_jax.types import Problem
 
 SPLITS = ("train", "test")

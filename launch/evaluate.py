@@ -30,19 +30,20 @@ from rich.console import Console
 from memsearcher_jax.agent.registry import agent_class
 from memsearcher_jax.config import RunConfig, differences
 from memsearcher_jax.data.benchmarks import BENCHMARKS, resolve
+from memsearcher_jax.hosts import preemption
 from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.launch import cli, job_output, outputs, preconditions
 from memsearcher_jax.logs.progress import Progress, announced
 from memsearcher_jax.logs.run_facts import RESULTS_FILE, WEIGHTS_FILE
 from memsearcher_jax.ranges import JoinSeconds
 from memsearcher_jax.report.evaluation import show_results, summarize_evaluation
-from memsearcher_jax.runtime import hub, preemption
-from memsearcher_jax.runtime.inputs import keep_inputs, with_own_inputs
-from memsearcher_jax.runtime.run_dir import open_run_folder, read_run_config
+from memsearcher_jax.runs import hub
+from memsearcher_jax.runs.inputs import keep_inputs, with_own_inputs
+from memsearcher_jax.runs.run_dir import open_run_folder, read_run_config
 from memsearcher_jax.types import TrajectorySummary
 
 if TYPE_CHECKING:
-    from memsearcher_jax.runtime.distributed import Hosts
+    from memsearcher_jax.hosts.distributed import Hosts
 
 MAX_UPDATES = 20  # of the progress; each computes all metrics
 SERVICE_SETTINGS = (".api_key_env", ".timeout", ".max_concurrency", ".max_outage")  # which --resume may change
@@ -125,7 +126,7 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
         from memsearcher_jax.rl import answer_judge, setup, state
         from memsearcher_jax.rl import evaluate as evaluation
         from memsearcher_jax.rl.metrics import trajectory_metrics
-        from memsearcher_jax.runtime import load_weights
+        from memsearcher_jax.runs import load_weights
 
         # Of the first host: a run that trains on may save another one meanwhile.
         steps = hosts.exchange(json.dumps(load_weights.newest_step(config.model.path)).encode())

@@ -17,7 +17,7 @@ from typing import Literal
 
 from memsearcher_jax.launch import cli, outputs, preconditions
 from memsearcher_jax.logs.progress import announced
-from memsearcher_jax.runtime.export_settings import write_export_config
+from memsearcher_jax.runs.export_settings import write_export_config
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ def main(argv: Sequence[str]) -> None:
         preconditions.require_checkpoint(flags.run)
         if flags.out is None:
             raise ValueError("--out is missing: give the directory to write")
-        from memsearcher_jax.runtime import hub, model_card
+        from memsearcher_jax.runs import hub, model_card
 
         with outputs.new_output_dir(flags.out, "export") as out, announced("converting the weights"):
             # JAX takes seconds to import; --help and errors do not need it.
             from memsearcher_jax.rl import setup
-            from memsearcher_jax.runtime import load_weights
+            from memsearcher_jax.runs import load_weights
 
             model = hub.local(flags.run).model
             load_weights.check_weights(model.path, model)

@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> None:
         flags = cli.parse_flags(ImportGGUF, argv)
         with outputs.new_output_dir(flags.out, "import") as out, announced("converting the weights"):
             # JAX takes seconds to import; --help and errors do not need it.
-            from memsearcher_jax.runtime import gguf_file
+            from memsearcher_jax.model import gguf_file
 
             config = gguf_file.convert(flags.file, out)
     print(

@@ -1,6 +1,6 @@
 """Ctrl-C and SIGTERM end a command with one line and status 130, also while it waits for a compiler or a device.
 
-Training replaces these handlers while it runs (`runtime/preemption.py`), because it has something to save.
+Training replaces these handlers while it runs (`hosts/preemption.py`), because it has something to save.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from memsearcher_jax.runtime.ending import INTERRUPTED
-from memsearcher_jax.runtime.preemption import handle_signals, signals_watched
+from memsearcher_jax.hosts.ending import INTERRUPTED
+from memsearcher_jax.hosts.preemption import handle_signals, signals_watched
 
 UNWIND_SECONDS = 3.0  # in which the main thread may clean up
 

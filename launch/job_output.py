@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memsearcher_jax.hosts.ending import RunEnded
 from memsearcher_jax.launch import cli, outputs, preconditions
 from memsearcher_jax.logs.metrics import METRICS_FILE, read_metrics
 from memsearcher_jax.logs.progress import announced, format_metrics
 from memsearcher_jax.logs.run_facts import PAGE, RESULTS_FILE, WEIGHTS_FILE
 from memsearcher_jax.report.page.html import MAX_TRAJECTORIES, write_page
 from memsearcher_jax.report.plots import CURVES_FILE, training_curves
-from memsearcher_jax.runtime.ending import RunEnded
-from memsearcher_jax.runtime.inputs import COPIES, INPUTS_FILE
-from memsearcher_jax.runtime.remote_dir import RemoteDir, check_address
-from memsearcher_jax.runtime.run_dir import CHECKPOINTS, INDEX, RUN_FILE, TOKENIZER, is_run
+from memsearcher_jax.runs.inputs import COPIES, INPUTS_FILE
+from memsearcher_jax.runs.remote_dir import RemoteDir, check_address
+from memsearcher_jax.runs.run_dir import CHECKPOINTS, INDEX, RUN_FILE, TOKENIZER, is_run
 
 if TYPE_CHECKING:
-    from memsearcher_jax.runtime.distributed import Hosts
+    from memsearcher_jax.hosts.distributed import Hosts
 
 REPORT_TRAJECTORIES = 1_000  # in the report that training writes; launch/report.py writes larger ones
 

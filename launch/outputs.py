@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from memsearcher_jax import file_lock
+from filelock import FileLock, Timeout
+
 from memsearcher_jax.jsonl import encode_floats
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.run_facts import WEIGHTS_FILE
-from memsearcher_jax.runtime.inputs import COPIES, INPUTS_FILE
-from memsearcher_jax.runtime.run_dir import BUCKET_FILE, DATA, INDEX, TOKENIZER, is_run
+from memsearcher_jax.runs.inputs import COPIES, INPUTS_FILE
+from memsearcher_jax.runs.run_dir import BUCKET_FILE, DATA, INDEX, TOKENIZER, is_run
+
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)
+"""Errors of network file systems without locks."""
 
 
 @contextlib.contextmanager
@@ -83,10 +89,23 @@ def output_lock(folder: Path, *, wait: float = 0.0) -> Iterator[None]:
     """
     path = folder.resolve()
     # Not in the directory: an export replaces it. But a volume may be mounted where nothing else can be written.
-    lock = path.with_name(f".{path.name}.lock") if path.name and os.access(path.parent, os.W_OK) else path / ".lock"
-    busy = f"another process is writing --out {folder}: wait for it, stop it, or choose another directory"
-    with file_lock.locked(lock, busy, wait=wait):
+    file = path.with_name(f".{path.name}.lock") if path.name and os.access(path.parent, os.W_OK) else path / ".lock"
+    lock = FileLock(file, timeout=wait)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        busy = f"another process is writing --out {folder}: wait for it, stop it, or choose another directory"
+        raise ValueError(busy) from error
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        print(f"{file.parent} cannot be locked ({error.strerror}): start nothing else there", file=sys.stderr)
+    try:
         yield
+    finally:
+        with contextlib.suppress(OSError):  # the directory was moved or removed
+            file.unlink()  # a process that waits for it notices, and takes the lock of a new file
+        lock.release()
 
 
 def write_json(file: Path | None, result: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ from memsearcher_jax.launch.pod.tpu_slices import find_slice
 from memsearcher_jax.logs.progress import announced
 from memsearcher_jax.planning import roofline
 from memsearcher_jax.planning.roofline import CHIPS, Phase, Topology, Workload
-from memsearcher_jax.runtime.run_dir import located
+from memsearcher_jax.runs.run_dir import located
 
 # These load JAX, which reads the environment when it is imported.
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class PlanTpu(cli.Command):
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse(PlanTpu, argv)
-        config, workload = flags.run, flags.workload
+        config, workload = flags.run.resolved(), flags.workload
         if workload.context_tokens > (longest := config.sampling.context_tokens):
             raise ValueError(f"--workload.context_tokens is more than sampling.context_tokens {longest}: lower it")
         if workload.shared_tokens + workload.generated_tokens > workload.context_tokens:
@@ -126,8 +126,8 @@ def plan_run(config: RunConfig, flags: PlanTpu, topology: Topology, begin: Calla
 
     Nothing is compiled if a lower bound of its memory does not fit, and nothing after the first program that does not.
     """
+    from memsearcher_jax.hosts.meshes import make_meshes
     from memsearcher_jax.planning import suggest, tpu_plan
-    from memsearcher_jax.runtime.meshes import make_meshes
     from memsearcher_jax.training.update import fit_to_mesh
 
     meshes, limit = make_meshes(config, topology.devices, topology.host_devices), topology.chip.hbm_bytes

@@ -11,7 +11,7 @@ from memsearcher_jax.config import RunConfig, agent_of, differences
 from memsearcher_jax.data.problems import ProblemSplits
 from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
 from memsearcher_jax.retrieval.hashing_encoder import TextEncoder
-from memsearcher_jax.runtime.run_dir import INDEX, is_run, read_run_config
+from memsearcher_jax.runs.run_dir import INDEX, is_run, read_run_config
 
 ACCELERATORS = ("accel*", "vfio/[0-9]*", "nvidia[0-9]*", "dxg", "kfd")  # devices of TPUs, of newer TPUs, and of GPUs
 
@@ -27,7 +27,7 @@ def reusable_index(config: RunConfig) -> Path | None:
 
 def load_encoder(config: RetrievalConfig) -> TextEncoder:
     """The encoder in `config.encoder`. JAX takes seconds to import; --help, errors and hashed words do not need it."""
-    from memsearcher_jax.runtime import text_encoder
+    from memsearcher_jax.encoders import text_encoder
 
     return text_encoder.load(config)
 

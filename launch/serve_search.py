@@ -27,10 +27,11 @@ from memsearcher_jax.launch import cli, preconditions
 from memsearcher_jax.logs.progress import announced
 from memsearcher_jax.ranges import Port
 from memsearcher_jax.retrieval.config import HASHING, ConnectionLimits, ServiceLimits
-from memsearcher_jax.retrieval.search import LocalSource, Searcher, open_searcher
+from memsearcher_jax.retrieval.local_source import LocalSource
+from memsearcher_jax.retrieval.search import Searcher, open_searcher
 from memsearcher_jax.retrieval.search_process import SearchProcess
-from memsearcher_jax.runtime import hub
-from memsearcher_jax.runtime.run_dir import INDEX
+from memsearcher_jax.runs import hub
+from memsearcher_jax.runs.run_dir import INDEX
 
 DRAIN_SECONDS = 4  # for requests in flight when the service is stopped; a search that hangs is killed then
 
@@ -106,7 +107,7 @@ def run_server(
     """
     import uvicorn
 
-    from memsearcher_jax.retrieval.server.connections import limited_protocol
+    from memsearcher_jax.http.server import limited_protocol
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

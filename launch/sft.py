@@ -15,14 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memsearcher_jax.config import agent_of, differences, to_dict
+from memsearcher_jax.hosts import preemption
 from memsearcher_jax.launch import cli, job_output
 from memsearcher_jax.logs import trackers
 from memsearcher_jax.logs.metrics import MetricsWriter
 from memsearcher_jax.logs.progress import Progress, announced
 from memsearcher_jax.logs.run_facts import has_ended
-from memsearcher_jax.runtime import hub, load_weights, preemption
-from memsearcher_jax.runtime.inputs import keep_inputs, with_own_inputs
-from memsearcher_jax.runtime.run_dir import open_run_folder, read_run_config
+from memsearcher_jax.runs import hub, load_weights
+from memsearcher_jax.runs.inputs import keep_inputs, with_own_inputs
+from memsearcher_jax.runs.run_dir import open_run_folder, read_run_config
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ def main(argv: Sequence[str], progress_type: type[Progress] = Progress) -> None:
             import jax
 
             from memsearcher_jax.data.problems import ProblemSplits
+            from memsearcher_jax.hosts.meshes import Meshes
             from memsearcher_jax.model import sharding
             from memsearcher_jax.rl import setup
-            from memsearcher_jax.runtime.meshes import Meshes
             from memsearcher_jax.sft import recorded, train
             from memsearcher_jax.training import update
 

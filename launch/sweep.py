@@ -24,12 +24,12 @@ from pathlib import Path
 from rich.console import Console
 
 from memsearcher_jax.config import RunConfig, differences
+from memsearcher_jax.hosts.preemption import signals_watched
 from memsearcher_jax.launch import cli, evaluate, outputs, tpu_train
 from memsearcher_jax.logs.run_facts import has_ended, read_results
 from memsearcher_jax.report.sweep import plot_sweep, show_sweep, sweep_row
-from memsearcher_jax.runtime.inputs import own_code
-from memsearcher_jax.runtime.preemption import signals_watched
-from memsearcher_jax.runtime.run_dir import is_run, read_run_config
+from memsearcher_jax.runs.inputs import own_code
+from memsearcher_jax.runs.run_dir import is_run, read_run_config
 
 
 @dataclass(frozen=True)

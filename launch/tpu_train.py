@@ -22,16 +22,16 @@ from typing import Annotated
 import tyro
 
 from memsearcher_jax.config import to_dict
+from memsearcher_jax.hosts import preemption
 from memsearcher_jax.launch import cli, job_output, outputs, preconditions
 from memsearcher_jax.logs import trackers
 from memsearcher_jax.logs.metrics import MetricsWriter
 from memsearcher_jax.logs.progress import Progress, announced
 from memsearcher_jax.logs.run_facts import has_ended
 from memsearcher_jax.ranges import JoinSeconds
-from memsearcher_jax.runtime import preemption
-from memsearcher_jax.runtime.inputs import keep_inputs, with_own_inputs
-from memsearcher_jax.runtime.remote_dir import RemoteDir, UploadingWriter
-from memsearcher_jax.runtime.run_dir import checkpoints_of, open_run_folder
+from memsearcher_jax.runs.inputs import keep_inputs, with_own_inputs
+from memsearcher_jax.runs.remote_dir import RemoteDir, UploadingWriter
+from memsearcher_jax.runs.run_dir import checkpoints_of, open_run_folder
 from memsearcher_jax.training.config import learning_rate_plan
 
 RESTART_SECONDS = 120.0  # in which the processes of the previous attempt of a job must end
@@ -120,9 +120,9 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
                 writer = UploadingWriter(remote, **tracking) if remote else MetricsWriter(out, **tracking)
                 where = f"{place}: {len(run.problems.train)} problems, step {state.step} of {steps}"
                 print(f"{where}; the learning rate {learning_rate_plan(state.trainer.config)}", file=sys.stderr)
-                if config.sampling.is_quantized:
-                    cap = f"weights of the losses, at most {config.training.tis_cap:g}, correct"
-                    correction = cap if config.training.tis_cap else "the clipped ratio alone corrects"
+                if run.config.sampling.is_quantized:
+                    cap = f"weights of the losses, at most {run.config.training.tis_cap:g}, correct"
+                    correction = cap if run.config.training.tis_cap else "the clipped ratio alone corrects"
                     print(f"{place}: the sampler rounds to int8; {correction} for it", file=sys.stderr)
         bar = progress_type(preemption.label(hosts, "train"), steps, done=state.step)
         with job_output.way_on(place), writer or contextlib.nullcontext(), bar as progress:

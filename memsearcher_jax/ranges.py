@@ -1,4 +1,4 @@
-"""Types of settings: a number and the range that it must be in. `config.check` reads them from the fields.
+"""Types of settings: a number and the range that it must be in. `checks.check` reads them from the fields.
 
 Standard library and annotated-types only, so that every package's settings may use it.
 """

@@ -12,8 +12,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from memsearcher_jax.model.config import ModelConfig
-from memsearcher_jax.runtime.tokenizer import END_OF_TEXT, IM_END, IM_START, ChatTokenizer
 from memsearcher_jax.sampling.config import SamplingConfig
+from memsearcher_jax.tokenizer import END_OF_TEXT, IM_END, IM_START, ChatTokenizer
 from memsearcher_jax.types import Completion, Generate, Passage, Prompt, Search, SearchResult, TextSpan
 
 SMALL_RUN = """

@@ -12,7 +12,8 @@ from annotated_types import Interval
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memsearcher_jax.config import RunConfig, check, differences, from_dict, intervals, settings, to_dict, with_settings
+from memsearcher_jax.checks import check
+from memsearcher_jax.config import RunConfig, differences, from_dict, intervals, settings, to_dict, with_settings
 from memsearcher_jax.ranges import contains, describe
 
 
@@ -128,9 +129,11 @@ def test_incompatible_settings_are_errors(values, message):
     ],
 )
 def test_a_sampler_in_int8_is_corrected_unless_the_settings_say_otherwise(training, expected):
-    config = check(changed(sampling__weights="int8", **training))
+    given = changed(sampling__weights="int8", **training)
+    config = given.resolved()
     assert (config.training.old_logprobs, config.training.tis_cap) == expected
-    assert check(changed(**training | {"training__tis_cap": 0.0})).training.tis_cap == 0
+    assert check(given) == given  # what is stored: a resumed run compares it with what is given again
+    assert changed(**training | {"training__tis_cap": 0.0}).resolved().training.tis_cap == 0
 
 
 @given(

@@ -43,12 +43,7 @@ def known_flags(module):
     return flags | {f"--{name}" for name in settings(RunConfig()) if "--SECTION.NAME" in flags}
 
 
-def test_the_documentation_is_short():
-    docs = {page: text for page, text in TEXTS.items() if page.name != "CONTRIBUTING.md"}
-    assert sum(len(text.split()) for text in docs.values()) <= 22_000
-    assert len([page for page in docs if page.parent.name == "docs" and page.name != "index.md"]) <= 12
-    assert all(len(text.splitlines()) <= 20 for page, text in docs.items() if page.parent.name == "api")
-    assert len(TEXTS[ROOT / "README.md"].splitlines()) <= 110
+def test_pages_can_be_read_as_text():
     prose = [line for text in TEXTS.values() for line in text.splitlines() if line[:1] not in "| !"]
     assert not [line for line in prose if len(line) > 120]
     assert not [line for line in prose if re.match(r"(pip|python|memsearcher) ", line)]  # commands are indented

@@ -12,42 +12,62 @@ PACKAGE = "memsearcher_jax"
 
 # What a package may import in addition to itself and the standard library: modules of this package or distributions.
 # A name includes all its submodules.
-NAMES = ("types", "jsonl", "ranges", "file_lock", "analyzer", "python_files")
-TYPES, JSONL, RANGES, LOCK, ANALYZER, PYTHON_FILES = SHARED = [f"{PACKAGE}.{name}" for name in NAMES]
-MODEL = f"{PACKAGE}.ops", f"{PACKAGE}.model"
+NAMES = ("types", "jsonl", "ranges", "analyzer", "python_files")
+TYPES, JSONL, RANGES, ANALYZER, PYTHON_FILES = SHARED = [f"{PACKAGE}.{name}" for name in NAMES]
+CONFIG, TOKENIZER = f"{PACKAGE}.config", f"{PACKAGE}.tokenizer"
+AGENT, HTTP, RETRIEVAL, LOGS, REPORT = (
+    f"{PACKAGE}.{name}" for name in ("agent", "http", "retrieval", "logs", "report")
+)
+OPS, MODEL, RUNS, RL = (f"{PACKAGE}.{name}" for name in ("ops", "model", "runs", "rl"))
+WEB = ("fastapi", "pydantic", "starlette", "uvicorn")
 DOCUMENTS = ("bs4", "markdown_it", "pypdf")
 PACKAGES = {
     "agent": {TYPES, RANGES, PYTHON_FILES, "json_repair", "nltk", "pyrsistent", "rouge_score"},
     "data": {TYPES, JSONL, RANGES, ANALYZER, *DOCUMENTS, "numpy", "pyarrow", "tensorflow_datasets"},
-    "retrieval": {TYPES, JSONL, RANGES, LOCK, ANALYZER, "numpy", "pyarrow", "scann", "bm25s", "httpx2"}
-    | {"fastapi", "pydantic", "starlette", "uvicorn"},
+    "http": {RANGES, "httpx2", *WEB},
+    "retrieval": {HTTP, TYPES, JSONL, RANGES, ANALYZER, "numpy", "pyarrow", "scann", "bm25s", "filelock", *WEB},
     "ops": {"numpy", "jax"},
     # The only package that imports flax.
-    "model": {f"{PACKAGE}.ops", RANGES, "numpy", "jax", "flax", "safetensors", "huggingface_hub", "transformers"},
-    "sampling": {*MODEL, RANGES, "numpy", "jax"},
-    "training": {*MODEL, RANGES, "numpy", "jax", "optax", "orbax", "tensorstore"},
+    "model": {
+        OPS,
+        RANGES,
+        "numpy",
+        "jax",
+        "flax",
+        "safetensors",
+        "huggingface_hub",
+        "transformers",
+        "tokenizers",
+        "gguf",
+    },
+    "sampling": {OPS, MODEL, RANGES, "numpy", "jax"},
+    "training": {OPS, MODEL, RANGES, "numpy", "jax", "optax", "orbax", "tensorstore"},
+    "encoders": {TYPES, OPS, MODEL, RETRIEVAL, "numpy", "jax", "tokenizers"},
     "logs": {TYPES, JSONL, "numpy", "tensorboardX", "wandb", "rich"},
-    "report": {f"{PACKAGE}.agent", f"{PACKAGE}.logs", TYPES, JSONL, "numpy", "scipy", "matplotlib", "rich"},
+    "report": {AGENT, LOGS, TYPES, JSONL, "numpy", "scipy", "matplotlib", "rich"},
+    "hosts": {CONFIG, MODEL, "numpy", "jax"},
 }
-LIBRARIES = {f"{PACKAGE}.{name}" for name in (*PACKAGES, "config")} | {*SHARED, "numpy", "jax"}
+LIBRARIES = {f"{PACKAGE}.{name}" for name in PACKAGES} | {CONFIG, TOKENIZER, *SHARED, "numpy", "jax"}
 # Each of these packages may import the preceding ones.
-PACKAGES["runtime"] = LIBRARIES | {"mcp", "tokenizers", "fsspec", "huggingface_hub", "transformers", "gguf"}
-PACKAGES["rl"] = LIBRARIES | {f"{PACKAGE}.runtime"}
-PACKAGES["sft"] = LIBRARIES | {f"{PACKAGE}.{name}" for name in ("runtime", "rl")}
-PACKAGES["planning"] = LIBRARIES | {f"{PACKAGE}.runtime"}
-PACKAGES["serving"] = (
-    LIBRARIES | {f"{PACKAGE}.{name}" for name in ("runtime", "rl")} | {"fastapi", "pydantic", "starlette", "mcp"}
-)
+PACKAGES["runs"] = LIBRARIES | {"fsspec", "huggingface_hub"}
+PACKAGES["rl"] = LIBRARIES | {RUNS, "mcp"}
+PACKAGES["sft"] = LIBRARIES | {RUNS, RL}
+PACKAGES["planning"] = LIBRARIES | {RUNS}
+PACKAGES["serving"] = LIBRARIES | {RUNS, RL, "fastapi", "pydantic", "starlette", "mcp"}
+# Settings import neither JAX nor a package that opens or runs anything.
+SETTINGS = {f"{PACKAGE}.{name}.config" for name in (*PACKAGES, "agent.memalpha")}
 MODULES = {
     **{name: set() for name in ("__init__", *NAMES)},
     "ranges": {"annotated_types"},
-    # Every command imports it before JAX; a test below checks that it does not import JAX.
-    "config": {f"{PACKAGE}.{name}" for name in PACKAGES} | {JSONL, RANGES, PYTHON_FILES, "annotated_types"},
+    "tokenizer": {AGENT, MODEL, TYPES, "tokenizers"},
+    # Every command imports these two before JAX; a test below checks that they do not import JAX.
+    "config": {AGENT, *SETTINGS, JSONL, RANGES, "annotated_types"},
+    "checks": {AGENT, CONFIG, *SETTINGS, f"{PACKAGE}.data.benchmarks", RANGES},
 }
 OUTSIDE = {
     "configs": {PACKAGE},
     # main.py imports the module of the chosen command.
-    "launch": {PACKAGE, "numpy", "jax", "rich", "tyro", "uvicorn", "a computed name"},
+    "launch": {PACKAGE, "numpy", "jax", "rich", "tyro", "uvicorn", "filelock", "a computed name"},
 }
 
 
@@ -125,7 +145,7 @@ def test_init_files_are_empty():
     assert not [path for path in (ROOT / PACKAGE).rglob("__init__.py") if path.read_bytes()]
 
 
-@pytest.mark.parametrize("path", ["agent", "logs", "report", "config.py"])
+@pytest.mark.parametrize("path", ["agent", "logs", "report", "config.py", "checks.py"])
 def test_importing_does_not_import_jax(path):
     paths = [Path(PACKAGE, path)] if path.endswith(".py") else modules(f"{PACKAGE}/{path}")
     names = [".".join(path.with_suffix("").parts) for path in paths]

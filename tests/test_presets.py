@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from memsearcher_jax.agent import prompts
-from memsearcher_jax.config import RunConfig, agent_of, check, differences, from_dict, to_dict
+from memsearcher_jax.checks import check
+from memsearcher_jax.config import RunConfig, agent_of, differences, from_dict, to_dict
 from memsearcher_jax.launch import cli
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.ranges import Duration
 from memsearcher_jax.rl import setup
-from memsearcher_jax.runtime import load_weights
-from memsearcher_jax.runtime.tokenizer import ChatTokenizer
+from memsearcher_jax.runs import load_weights
+from memsearcher_jax.tokenizer import ChatTokenizer
 from memsearcher_jax.training.config import learning_rate_plan
 
 PRESETS = sorted(cli.presets())
@@ -223,7 +224,7 @@ def test_a_preset_fits_the_devices_of_its_docstring(name, devices, local):
     """Both meshes divide every weight, and their devices divide the slots and rows."""
     preset = cli.load_preset(name)
     train = preset.mesh.shape(devices)
-    sampler = MeshConfig(data=-1, fsdp=1, tensor=preset.sampling.tensor).shape(local)  # as in runtime/meshes.py
+    sampler = MeshConfig(data=-1, fsdp=1, tensor=preset.sampling.tensor).shape(local)  # as in hosts/meshes.py
     sharding.check_divides(preset.model, train)
     sharding.check_divides(preset.model, sampler)
     assert preset.training.minibatch_rows % (train["data"] * train["fsdp"]) == 0

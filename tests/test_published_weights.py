@@ -11,7 +11,7 @@ from memsearcher_jax.launch import evaluate
 from memsearcher_jax.launch.cli import load_preset
 from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.model import qwen, weights
-from memsearcher_jax.runtime.tokenizer import ChatTokenizer
+from memsearcher_jax.tokenizer import ChatTokenizer
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from memsearcher_jax.retrieval.search import open_searcher
 from memsearcher_jax.retrieval.server.client import RequestRejected, SearchClient
 from memsearcher_jax.rl.completers import OpenAICompleter, open_openai_completer
 from memsearcher_jax.rl.config import CompleterConfig, read_key
-from memsearcher_jax.runtime import run_dir
+from memsearcher_jax.runs import run_dir
 from memsearcher_jax.types import Passage
 
 ROOT = Path(__file__).resolve().parents[1]

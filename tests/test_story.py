@@ -13,8 +13,9 @@ import pytest
 
 from memsearcher_jax.agent import prompts
 from memsearcher_jax.agent.base import QuestionAgent, Scoring
-from memsearcher_jax.config import RunConfig, check, with_settings
-from memsearcher_jax.data.problems import DataConfig
+from memsearcher_jax.checks import check
+from memsearcher_jax.config import RunConfig, with_settings
+from memsearcher_jax.data.config import DataConfig
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.jsonl import flatten
 from memsearcher_jax.launch import tpu_train
@@ -24,12 +25,13 @@ from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.model import qwen
 from memsearcher_jax.rl import setup
+from memsearcher_jax.rl.config import HealthConfig
+from memsearcher_jax.rl.health import HealthMonitor, HealthState
 from memsearcher_jax.rl.recovery import Recovery
 from memsearcher_jax.rl.state import initial_params, initial_policy, open_state
+from memsearcher_jax.rl.timing import Timer
 from memsearcher_jax.rl.training_run import open_collector, train_run
-from memsearcher_jax.runtime import load_weights, run_dir
-from memsearcher_jax.runtime.health import HealthConfig, HealthMonitor, HealthState
-from memsearcher_jax.runtime.timing import Timer
+from memsearcher_jax.runs import load_weights, run_dir
 from memsearcher_jax.training import checkpoint
 
 

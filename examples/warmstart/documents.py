@@ -17,8 +17,8 @@ from examples.warmstart.record import HELD_OUT_SEED, encode_reply, step_seed, ta
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.data.synthetic.entity_names import named_random
 from memsearcher_jax.data.synthetic.relations import make_passage, noun_phrase
+from memsearcher_jax.rl.rng import named_rng
 from memsearcher_jax.rl.setup import Run
-from memsearcher_jax.runtime.rng import named_rng
 from memsearcher_jax.types import Problem, ScoredTrajectory
 
 UNKNOWN = "not found"

@@ -20,8 +20,8 @@ from examples.warmstart.record import decisions, demonstrate
 from examples.warmstart.search import format_answer, format_memory, format_search
 from memsearcher_jax.data.problems import ProblemLoader
 from memsearcher_jax.data.questions import find_name, fold
+from memsearcher_jax.rl.rng import named_rng
 from memsearcher_jax.rl.setup import Run
-from memsearcher_jax.runtime.rng import named_rng
 from memsearcher_jax.types import Completion, Generate, Passage, Problem, Prompt, ScoredTrajectory, plain_title
 
 PLAN, ANSWER = "{} Then: {}", "The memory has the answer."

@@ -14,7 +14,7 @@ from memsearcher_jax.config import RunConfig, agent_of
 from memsearcher_jax.data.problems import ProblemSplits
 from memsearcher_jax.rl.setup import Run, open_tokenizer
 from memsearcher_jax.rl.tool_executor import respond, search_backend
-from memsearcher_jax.runtime.tokenizer import ChatTokenizer
+from memsearcher_jax.tokenizer import ChatTokenizer
 from memsearcher_jax.types import (
     Completion,
     Context,

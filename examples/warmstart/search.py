@@ -26,10 +26,10 @@ from examples.warmstart.record import HELD_OUT_SEED, copies, decisions, demonstr
 from memsearcher_jax.config import agent_of
 from memsearcher_jax.data.synthetic.encyclopedia import Encyclopedia, make_encyclopedia
 from memsearcher_jax.data.synthetic.relations import noun_phrase
+from memsearcher_jax.encoders import text_encoder
 from memsearcher_jax.retrieval.search import open_searcher
+from memsearcher_jax.rl.rng import named_rng
 from memsearcher_jax.rl.setup import Run
-from memsearcher_jax.runtime import text_encoder
-from memsearcher_jax.runtime.rng import named_rng
 from memsearcher_jax.types import Completion, Generate, Problem, Prompt, ScoredTrajectory, SearchResult
 
 EMPTY_MEMORY = "nothing yet."

@@ -28,8 +28,8 @@ from memsearcher_jax.data.synthetic.streams import (
     Story,
     make_stories,
 )
+from memsearcher_jax.rl.rng import named_rng
 from memsearcher_jax.rl.setup import Run
-from memsearcher_jax.runtime.rng import named_rng
 from memsearcher_jax.types import ScoredTrajectory
 
 STORE_ALL, STORE_ONE = "All of it.\n", "A part.\n"

@@ -23,7 +23,7 @@ from memsearcher_jax.data.readers import read_problems
 from memsearcher_jax.jsonl import encode_line
 from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.logs.atomic_write import atomic_write
-from memsearcher_jax.runtime.tokenizer import ChatTokenizer
+from memsearcher_jax.tokenizer import ChatTokenizer
 from memsearcher_jax.types import Problem
 
 PER_SOURCE, MAX_TOKENS, SEED = 100, 30_000, 42

@@ -33,8 +33,8 @@ from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make
 from memsearcher_jax.data.synthetic.streams import FILLER, FIRST_DAY, MONTHS
 from memsearcher_jax.launch import cli
 from memsearcher_jax.model import weights
-from memsearcher_jax.runtime.run_dir import located
-from memsearcher_jax.runtime.tokenizer import ChatTokenizer
+from memsearcher_jax.runs.run_dir import located
+from memsearcher_jax.tokenizer import ChatTokenizer
 
 TINY, MEMALPHA = located("package:tiny"), located("package:tiny_memalpha")
 VOCAB_SIZE = 1_536  # of the first one, including the added tokens

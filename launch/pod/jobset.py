@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from memsearcher_jax.hosts.preemption import STOPPED
 from memsearcher_jax.launch import cli, preconditions, tpu_train
 from memsearcher_jax.launch.pod.tpu_slices import find_slice, run_program
 from memsearcher_jax.ranges import Count, CountOrZero
-from memsearcher_jax.runtime.preemption import STOPPED
-from memsearcher_jax.runtime.remote_dir import check_address
+from memsearcher_jax.runs.remote_dir import check_address
 
 TEMPLATE = Path(__file__).with_name("jobset.yaml")
 OWN_FLAGS = {"--config", "--out", "--resume", "--start_or_resume", "--checkpoint"}  # of the trainer

@@ -56,18 +56,16 @@ def parse_judgement(reply: str) -> Judgement | None:
     return Judgement(verdict == "correct", min(max(float(stated[0]), 0.0), 100.0) if stated else 100.0)
 
 
-def calibration_error(judgements: Sequence[Judgement], *, as_published: bool = False) -> float | None:
+def calibration_error(judgements: Sequence[Judgement]) -> float | None:
     """The root mean square difference of confidence and accuracy over bins of `BIN_SIZE` answers, in [0, 1].
 
     After Hendrycks et al. (2019): answers in the order of their confidence, the last bin takes the rest. The code of
     Humanity's Last Exam and of BrowseComp-Plus (`scripts_evaluation/evaluate_run.py`), and so the published numbers,
-    leave the last bin out of the sum; `as_published` does, too. None if no bin is left.
+    leave the last bin out of the sum. None if there are fewer answers than a bin holds.
     """
     errors = [one.confidence / 100 - one.correct for one in sorted(judgements, key=lambda one: one.confidence)]
     starts = range(0, len(errors) - BIN_SIZE + 1, BIN_SIZE)
     ends = [*starts[1:], len(errors)]
     bins = [errors[start:end] for start, end in zip(starts, ends, strict=False)]
-    if as_published:
-        bins = bins[:-1]
     squares = [len(part) * fmean(part) ** 2 for part in bins]
     return math.sqrt(sum(squares) / len(errors)) if bins else None

@@ -85,9 +85,9 @@ class ModelConfig:
     evaluation may load bfloat16."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Data type of activations, of the sampler's weights and of its KV cache."""
-    attention: Literal["auto", "xla", "splash", "triton"] = "auto"
-    """Attention over packed rows in training: plain XLA, which materialises blocks of scores, JAX's splash kernel for
-    TPUs, or our Triton kernels for GPUs. auto uses the kernels of the mesh's devices."""
+    attention: Literal["auto", "xla", "splash"] = "auto"
+    """Attention over packed rows in training: plain XLA, which materialises blocks of scores, or JAX's splash kernel,
+    which auto chooses on TPUs."""
     remat: Remat = "none"
     """What each layer saves for the backward pass; the rest is recomputed. none: everything is saved; nothing_saveable:
     only the layer's input; save_attention: also the attention output; save_qkv_attention: also queries, keys and

@@ -26,7 +26,6 @@ from jax import Array
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.rope import apply_rope
 from memsearcher_jax.ops import paged_attention as tpu_kernels
-from memsearcher_jax.ops import triton_attention
 from memsearcher_jax.ops.attention import (
     OnlineSoftmax,
     combine,
@@ -39,7 +38,6 @@ from memsearcher_jax.ops.attention import (
 from memsearcher_jax.ops.axes import as_bits, constrain, from_bits, platform, shard_map_per_device
 from memsearcher_jax.ops.quantization import quantize, rounded
 from memsearcher_jax.ops.splash_attention import splash_softmax
-from memsearcher_jax.ops.triton_attention import triton_softmax
 
 CACHE_AXES = ("layers", "batch", "kv", None, None)
 """Logical axes of all pools, of both arrays of a `DecodeBuffer`, and of the new keys and values of a forward pass."""
@@ -50,10 +48,10 @@ Rotation = tuple[Array, Array]
 KVSource = Callable[[Array], OnlineSoftmax]
 """q_BKGTH -> attention over keys and values held elsewhere, such as in a cache; a query may see none of them."""
 
-KERNELS = {"tpu": tpu_kernels, "gpu": triton_attention}
-"""Platform -> its `paged_attention` and `append_to_pages`; CPUs have those of this file."""
+KERNELS = {"tpu": tpu_kernels}
+"""Platform -> its `paged_attention` and `append_to_pages`; the others have those of this file."""
 
-SEGMENT_KERNELS = {"tpu": (splash_softmax, 128), "gpu": (triton_softmax, 16)}
+SEGMENT_KERNELS = {"tpu": (splash_softmax, 128)}
 """Platform -> attention within segments, and what the rows' tokens must be a multiple of."""
 
 CHUNK_AXES, TABLE_AXES = ("batch",), ("batch", None)

@@ -34,13 +34,12 @@ from memsearcher_jax.ops.axes import (
 )
 from memsearcher_jax.ops.quantization import quantize
 from memsearcher_jax.ops.splash_attention import splash_attention
-from memsearcher_jax.ops.triton_attention import triton_attention
 
 Params = dict[str, Any]
 """A nested dict of arrays; the leaves under "layers" are stacked, [L, ...], or "layers" is as `publish` says."""
 
 ZEROS, ONES = nn.initializers.zeros, nn.initializers.ones
-PACKED_ATTENTION = {"splash": splash_attention, "triton": triton_attention}
+PACKED_ATTENTION = {"splash": splash_attention}
 """`ModelConfig.attention` -> kernels for attention over packed rows; otherwise plain XLA."""
 INPUT, QKV, GATE, UP = "input", "qkv", "gate", "up"
 """Checkpoint names of remat policies: a layer's input; queries, keys and values; outputs of two projections."""

@@ -80,7 +80,7 @@ def select_attention(config: ModelConfig, mesh: Mesh, row_tokens: int) -> ModelC
     Raises ValueError for kernels of other devices, and for rows or heads of a size that the kernels do not compute.
     """
     platform = mesh.devices.flat[0].platform
-    of_platform = {"tpu": "splash", "gpu": "triton"}.get(platform, "xla")
+    of_platform = "splash" if platform == "tpu" else "xla"
     selected = of_platform if config.attention == "auto" else config.attention
     if selected not in ("xla", of_platform):
         raise ValueError(f"model.attention {selected} does not run on a {platform}: set it to auto")

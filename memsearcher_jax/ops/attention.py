@@ -1,7 +1,6 @@
 """Grouped-query attention in plain XLA, and the softmax over keys that several functions attend to.
 
-CPUs use it for everything; splash_attention.py and paged_attention.py have the kernels of TPUs, triton_attention.py
-those of GPUs.
+CPUs and GPUs use it for everything; splash_attention.py and paged_attention.py have the kernels of TPUs.
 """
 
 from __future__ import annotations

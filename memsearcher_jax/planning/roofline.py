@@ -167,15 +167,14 @@ def rows_per_step(config: RunConfig, workload: Workload) -> float:
 def scoring_passes(config: RunConfig) -> dict[str, int]:
     """Forward passes over each row before the update: of the reference, or the policy before it, and of the teacher."""
     training, teacher = config.training, config.teacher
-    # With a hint and no teacher the policy reads only the contexts that have one: their time is a limit from above.
-    is_reference = not teacher.path and (bool(training.kl_coefficient) or teacher.hint)
+    is_reference = not teacher.path and bool(training.kl_coefficient)
     passes = {"reference": is_reference + (training.old_logprobs == "trainer"), "teacher": int(bool(teacher.path))}
     return {name: count for name, count in passes.items() if count}
 
 
 def training_phases(config: RunConfig, workload: Workload, topology: Topology) -> list[Phase]:
     """The phases after the rollout."""
-    from memsearcher_jax.runtime.load_weights import teacher_model  # it loads JAX, which reads its environment then
+    from memsearcher_jax.runs.load_weights import teacher_model  # it loads JAX, which reads its environment then
 
     training = config.training
     micro_rows = training.minibatch_rows // training.grad_accum_steps

@@ -20,12 +20,12 @@ from jax.sharding import Mesh
 from jax.stages import Lowered
 
 from memsearcher_jax.config import RunConfig
+from memsearcher_jax.hosts.meshes import Meshes
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.planning.hlo import Work, count_work
 from memsearcher_jax.planning.roofline import CHIPS, GIB, GPUS, Topology, scoring_passes
-from memsearcher_jax.runtime.load_weights import teacher_model
-from memsearcher_jax.runtime.meshes import Meshes
+from memsearcher_jax.runs.load_weights import teacher_model
 from memsearcher_jax.sampling import model_runner
 from memsearcher_jax.training import update
 from memsearcher_jax.training.config import TrainingConfig, learning_rate_plan, with_plan
@@ -92,7 +92,7 @@ def resident_memory(config: RunConfig, meshes: Meshes) -> ResidentMemory:
     state = _device_bytes(trained.params) + _device_bytes(trained.opt_state)
     base = _device_bytes(_compute_params(model, meshes.train)) if model.lora_rank else 0
     # With LoRA the base is the reference, too.
-    is_kept = config.teacher.path or (config.training.kl_coefficient and not (base or config.teacher.hint))
+    is_kept = config.teacher.path or (config.training.kl_coefficient and not base)
     scored_by = teacher_model(config) if config.teacher.path else model
     reference = _device_bytes(_compute_params(scored_by, meshes.train)) if is_kept else 0
     training = state + base + (0 if config.training.offload_reference else reference)
@@ -117,7 +117,7 @@ def training_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iter
     step, others = update_program(model, mesh, "grpo", temperature, training), memory.training - memory.state
     calls: list[tuple[str, Any, tuple, int]] = [("update", step, arguments, others - memory.base)]
     if "reference" in passes:
-        of_policy = not training.kl_coefficient or config.teacher.path or config.teacher.hint
+        of_policy = not training.kl_coefficient or config.teacher.path
         params = state.params if of_policy and not model.lora_rank else weights
         own = 0 if of_policy and model.lora_rank else _device_bytes(params)  # LoRA merges a copy of the policy
         calls.append(("reference", logprob_fn(model), (params, rows), kept - own))

@@ -39,7 +39,7 @@ MEMORY = ("stream_tokens", "memory_tokens/core", "memory_tokens/semantic", "memo
 """Of the memory that a stream became; compression is 1 - memory / stream, over all streams."""
 CALLS = ("calls", "calls_ok_share", "calls_skipped_share", "calls_failed_share")
 SHOWN = (*SCORES, "reward", "answered", *EFFORT, *MEMORY, *CALLS)
-JUDGED = ("accuracy", "agreement_with_exact_match", "calibration_error", "calibration_error_as_published")
+JUDGED = ("accuracy", "agreement_with_exact_match", "calibration_error")
 MIN_STOP_FRACTION = 0.005  # rarer stop reasons are not printed
 
 

@@ -32,7 +32,6 @@ LABELS = {
     "calls_skipped_share": "skipped calls",
     "calls_failed_share": "failed calls",
     "agreement_with_exact_match": "agrees with EM",
-    "calibration_error_as_published": "calibration error without its last bin",
     **{f"memory_tokens/{part}": f"{part} memory tokens" for part in ("core", "semantic", "episodic")},
     **{f"wrong/{name}": f"wrong: {reason}" for name, reason in FAILURES.items()},
     **{

@@ -144,7 +144,7 @@ def _kill(processes: list[subprocess.Popen]) -> None:
 def main() -> None:
     # bm25s imports JAX if it is installed, which takes seconds and claims accelerators, and searches with it.
     sys.modules["jax"] = None  # pyright: ignore[reportArgumentType]
-    from memsearcher_jax.retrieval.search import open_source  # that imports this module
+    from memsearcher_jax.retrieval.local_source import open_source
 
     parent = socket.socket(fileno=int(sys.argv[1]))
     requests = queue.SimpleQueue[bytes]()

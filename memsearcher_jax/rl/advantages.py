@@ -18,28 +18,24 @@ import numpy as np
 import numpy.typing as npt
 
 from memsearcher_jax.rl.config import RLConfig
-from memsearcher_jax.rl.hints import Hint
 from memsearcher_jax.training.grpo import group_advantages
 from memsearcher_jax.training.packing import TrainingExample
 from memsearcher_jax.types import Context, ScoredTrajectory
 
 
 def multi_context_advantages(
-    scored: Sequence[ScoredTrajectory],
-    group_R: Sequence[int],
-    settings: RLConfig,
-    hints: Sequence[Sequence[Hint]] | None = None,
+    scored: Sequence[ScoredTrajectory], group_R: Sequence[int], settings: RLConfig
 ) -> list[TrainingExample]:
     """One example per context that holds a sampled token, in the order of the trajectories.
 
-    `group_R` says which trajectories are rollouts of one problem; `hints`: see `hints.make_hints`. A NaN reward means
+    `group_R` says which trajectories are rollouts of one problem. A NaN reward means
     that there is none: it enters no mean, and what it belongs to is not trained. Raises ValueError where rewards and
     contexts differ in number.
     """
     # U: what has a reward of its own, a trajectory or a context.
     rewarded = [
-        (reward, group, contexts, one.scores, hints_C)
-        for one, number, hints_C in zip(scored, group_R, hints or [None] * len(scored), strict=True)
+        (reward, group, contexts, one.scores)
+        for one, number in zip(scored, group_R, strict=True)
         for reward, group, contexts in _rewarded_contexts(one, number, settings)
         if not math.isnan(reward)
     ]
@@ -58,10 +54,8 @@ def multi_context_advantages(
             number,
             1.0 in (scores.get("exact_match"), scores.get("accuracy")),  # all of its answers are correct
             context.version,
-            hint=hints_C[number][0] if hints_C else (),
-            hint_place=hints_C[number][1] if hints_C else 0,
         )
-        for (_, group, contexts, scores, hints_C), advantage in zip(rewarded, advantage_U, strict=True)
+        for (_, group, contexts, scores), advantage in zip(rewarded, advantage_U, strict=True)
         if (settings.keep_constant_reward_groups and not settings.refill) or mixed[group]
         for number, context in contexts
         if any(context.sampled)

@@ -92,7 +92,7 @@ def summarize_judgements(
     answers: Sequence[Answer], judgements: Mapping[str, Judgement | None], seed: int
 ) -> dict[str, Any]:
     """By benchmark how many answers were judged, and of these the accuracy with its interval, the agreement with exact
-    match, and the calibration errors. The numbers are missing if the service was down before all were asked for: the
+    match, and the calibration error. The numbers are missing if the service was down before all were asked for: the
     first ones are no sample, and none of them has no answer."""
     groups: dict[str, list[Answer]] = {}
     for one in answers:
@@ -111,6 +111,5 @@ def summarize_judgements(
                 "accuracy": asdict(mean_interval(np.array(right, float), np.random.default_rng(seed))),
                 "agreement_with_exact_match": sum(agreeing) / len(agreeing) if agreeing else None,
                 "calibration_error": calibration_error(stated),
-                "calibration_error_as_published": calibration_error(stated, as_published=True),
             }
     return summary

@@ -15,18 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from memsearcher_jax.hosts.distributed import Hosts
 from memsearcher_jax.logs.trajectories import compress_trajectories, decode, summarize_trajectory
 from memsearcher_jax.rl.advantages import mixed_groups, multi_context_advantages
 from memsearcher_jax.rl.config import RLConfig
-from memsearcher_jax.rl.hints import Hint
 from memsearcher_jax.rl.metrics import RolloutStats
-from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.sampling.scheduler import SamplerStats
 from memsearcher_jax.training.packing import TrainingExample
 from memsearcher_jax.types import ScoredTrajectory, TrajectorySummary
 
-TOKEN_FIELDS = {"ids": np.int32, "logprobs": np.float32, "sampled": np.bool_, "hint": np.int32}
-FIELDS = {"advantage": np.float64, "number": np.int32, "correct": np.bool_, "version": np.int32, "hint_place": np.int32}
+TOKEN_FIELDS = {"ids": np.int32, "logprobs": np.float32, "sampled": np.bool_}
+FIELDS = {"advantage": np.float64, "number": np.int32, "correct": np.bool_, "version": np.int32}
 """Of a TrainingExample, as they travel: with an entry for each token, or one in all."""
 
 
@@ -45,14 +44,9 @@ class RolloutBatch:
         return mixed_groups([one.reward for one in self.summaries], _groups(self.summaries, group_size))
 
 
-def make_rollout_batch(
-    scored: Sequence[ScoredTrajectory],
-    stats: RolloutStats,
-    settings: RLConfig,
-    hints: Sequence[Sequence[Hint]] | None = None,
-) -> RolloutBatch:
+def make_rollout_batch(scored: Sequence[ScoredTrajectory], stats: RolloutStats, settings: RLConfig) -> RolloutBatch:
     """The batch of one host's trajectories, G of each problem."""
-    examples = multi_context_advantages(scored, _groups(scored, settings.group_size), settings, hints)
+    examples = multi_context_advantages(scored, _groups(scored, settings.group_size), settings)
     trajectories = compress_trajectories(scored) if settings.save_trajectories else b""
     return RolloutBatch(examples, list(map(summarize_trajectory, scored)), stats, trajectories)
 

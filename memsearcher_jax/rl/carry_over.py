@@ -27,10 +27,10 @@ from memsearcher_jax.rl.batch import RolloutBatch, exchange
 from memsearcher_jax.rl.collector import Collector
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.metrics import RolloutStats, staleness_metrics
+from memsearcher_jax.rl.rng import named_key
 from memsearcher_jax.rl.rollout import Job, Rollout, RolloutDriver
 from memsearcher_jax.rl.state import RunState
-from memsearcher_jax.runtime.rng import named_key
-from memsearcher_jax.runtime.timing import Timer
+from memsearcher_jax.rl.timing import Timer
 from memsearcher_jax.types import Context, Outcome, Problem, StopReason, Trajectory
 
 FIXED_SETTINGS = (

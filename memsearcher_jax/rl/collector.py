@@ -10,17 +10,16 @@ import jax
 import numpy as np
 
 from memsearcher_jax.data.problems import ProblemLoader
+from memsearcher_jax.hosts.distributed import Hosts
 from memsearcher_jax.logs.metric_names import MetricName
 from memsearcher_jax.rl.batch import RolloutBatch, exchange, make_rollout_batch
-from memsearcher_jax.rl.hints import make_hints
 from memsearcher_jax.rl.metrics import RolloutStats, rollout_metrics, trajectory_metrics
 from memsearcher_jax.rl.rewards import RewardFn
+from memsearcher_jax.rl.rng import named_key
 from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
 from memsearcher_jax.rl.setup import Run
 from memsearcher_jax.rl.state import RunState
-from memsearcher_jax.runtime.distributed import Hosts
-from memsearcher_jax.runtime.rng import named_key
-from memsearcher_jax.runtime.timing import Timer
+from memsearcher_jax.rl.timing import Timer
 from memsearcher_jax.types import Problem, Trajectory
 
 
@@ -83,8 +82,7 @@ class Collector:
         with timer("rewards"):
             # One key for all steps: equal memories earn equal rewards.
             scored = self.reward_fn(trajectories, named_key(self.run.config.seed, "rewards", 0), timer.notify)
-        hints = make_hints(scored, self.run.tokenizer) if self.run.config.teacher.hint else None
-        return make_rollout_batch(scored, stats, self.run.config.rl, hints)
+        return make_rollout_batch(scored, stats, self.run.config.rl)
 
     def with_metrics(self, batch: RolloutBatch) -> RolloutBatch:
         """The complete batch of a step with its metrics. Raises RunEnded where an agent's own numbers fail."""

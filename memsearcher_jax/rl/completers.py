@@ -21,12 +21,12 @@ from memsearcher_jax.agent.base import Agent
 from memsearcher_jax.agent.memalpha.workflow import generate_once
 from memsearcher_jax.agent.prompts import chat_messages
 from memsearcher_jax.config import RunConfig
+from memsearcher_jax.http.client import JsonClient, RequestRejected, ServiceUnavailable
 from memsearcher_jax.jsonl import parse_object
-from memsearcher_jax.retrieval.server.client import JsonClient, RequestRejected, ServiceUnavailable
 from memsearcher_jax.rl.config import CompleterConfig, read_key
 from memsearcher_jax.rl.rollout import Job, Params, RolloutDriver
-from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.sampling.engine import Engine
+from memsearcher_jax.tokenizer import ChatTokenizer
 from memsearcher_jax.types import Completion, FinishReason, Prompt, StopReason
 
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-from memsearcher_jax.ranges import Count, CountOrZero, NonNegative, Positive
+from memsearcher_jax.ranges import Count, CountOrZero, NonNegative, Positive, Probability
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,28 @@ class RLConfig:
     """Save every step's trajectories as compressed JSONL."""
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ("tensorboard",)
     """Where to watch the metrics, besides metrics.jsonl: event files for TensorBoard, Weights & Biases, or nowhere."""
+
+
+@dataclass(frozen=True)
+class HealthConfig:
+    """Limits on a step's metrics. 0 turns all but `max_unscored` off; a value that is not finite exceeds all."""
+
+    on_collapse: Literal["warn", "stop", "rollback"] = "warn"
+    """What an alarm does: print a line on stderr (warn), end the run (stop), or restore the checkpoint with the best
+    evaluation and go on with new problems and a lower learning rate (rollback)."""
+    patience: Count = 5
+    """Consecutive training steps beyond a limit before the alarm, consecutive steps without a finite gradient before
+    the run ends or rolls back, and steps over which the best mean reward is taken."""
+    min_reward_fraction: Probability = 0.5
+    """Alert when mean reward falls below this fraction of its best mean over `patience` steps."""
+    max_entropy: NonNegative = 0.0
+    """Alert when mean entropy, in nats per token, exceeds this (the policy is diverging)."""
+    max_likelihood_fall: NonNegative = 0.0
+    """Alert when the mean log-probability of the tokens of correct trajectories is this many nats below its best mean
+    over `patience` steps: the earliest sign of a collapse (arXiv 2512.04220)."""
+    max_unscored: Probability = 0.1
+    """Alert when more than this fraction of a step's trajectories is lost to faults of the machinery, such as a search
+    service that is down, and end the run after `patience` consecutive such steps, whatever `on_collapse` is; 1: off."""
 
 
 @dataclass(frozen=True)

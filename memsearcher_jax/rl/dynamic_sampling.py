@@ -7,7 +7,7 @@ from dataclasses import replace
 from memsearcher_jax.rl.batch import RolloutBatch, concatenate
 from memsearcher_jax.rl.collector import Collector
 from memsearcher_jax.rl.state import RunState
-from memsearcher_jax.runtime.timing import Timer
+from memsearcher_jax.rl.timing import Timer
 
 
 class DynamicSampling(Collector):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 
+from memsearcher_jax.hosts.distributed import Hosts
 from memsearcher_jax.logs.trajectories import (
     HOST_FILES,
     append_trajectory,
@@ -19,12 +20,11 @@ from memsearcher_jax.rl.batch import RolloutBatch, exchange
 from memsearcher_jax.rl.metrics import Metrics, trajectory_metrics
 from memsearcher_jax.rl.recovery import Recovery
 from memsearcher_jax.rl.rewards import RewardFn
+from memsearcher_jax.rl.rng import named_key
 from memsearcher_jax.rl.rollout import Job, Params, Rollout, RolloutDriver, make_jobs
 from memsearcher_jax.rl.setup import Run
 from memsearcher_jax.rl.state import RunState
-from memsearcher_jax.runtime.distributed import Hosts
-from memsearcher_jax.runtime.rng import named_key
-from memsearcher_jax.runtime.timing import Timer
+from memsearcher_jax.rl.timing import Timer
 from memsearcher_jax.types import Problem, ScoredTrajectory, TrajectorySummary
 
 HOST_FILE = "host_{:04d}.jsonl.gz"  # trajectories of one host: one of HOST_FILES

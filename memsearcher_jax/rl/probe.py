@@ -20,9 +20,9 @@ from memsearcher_jax.rl.batch import make_rollout_batch
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.metrics import RolloutStats, trajectory_metrics
 from memsearcher_jax.rl.rewards import agent_rewards, own_rewards
-from memsearcher_jax.runtime.run_dir import PACKAGED_TOKENIZER
-from memsearcher_jax.runtime.tokenizer import ChatTokenizer
-from memsearcher_jax.runtime.toolbox import MCP
+from memsearcher_jax.rl.toolbox import MCP
+from memsearcher_jax.runs.run_dir import PACKAGED_TOKENIZER
+from memsearcher_jax.tokenizer import ChatTokenizer
 from memsearcher_jax.types import (
     Completion,
     Context,
@@ -48,7 +48,7 @@ def probe_files(config: RunConfig) -> None:
     Raises ValueError with one line that names file and line of a mistake.
     """
     agent, files = agent_of(config), [name for name in config.agent.tools if not name.startswith(MCP)]
-    is_own = config.agent.workflow.endswith(".py") or config.reward.function
+    is_own = config.has_own_agent or config.reward.function
     if not is_own or config.agent.replay or files != list(config.agent.tools):
         return
     tools = tuple(tool.schema for name in files for tool in file_tools(name))

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from memsearcher_jax.hosts.distributed import Hosts
+from memsearcher_jax.hosts.ending import RunEnded
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.metrics import MetricsWriter
 from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.logs.trajectories import step_path
 from memsearcher_jax.rl.metrics import Metrics
 from memsearcher_jax.rl.state import RunState
-from memsearcher_jax.runtime.distributed import Hosts
-from memsearcher_jax.runtime.ending import RunEnded
-from memsearcher_jax.runtime.timing import Timer, profiled
+from memsearcher_jax.rl.timing import Timer, profiled
 from memsearcher_jax.training.checkpoint import Checkpoints
 
 

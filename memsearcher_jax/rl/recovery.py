@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import jax
 
+from memsearcher_jax.hosts.ending import EndReason, RunEnded
 from memsearcher_jax.rl.batch import RolloutBatch
+from memsearcher_jax.rl.health import HealthMonitor
 from memsearcher_jax.rl.metrics import Metrics
 from memsearcher_jax.rl.state import RunState
-from memsearcher_jax.runtime.ending import EndReason, RunEnded
-from memsearcher_jax.runtime.health import HealthMonitor
-from memsearcher_jax.runtime.timing import Timer
+from memsearcher_jax.rl.timing import Timer
 from memsearcher_jax.training import update
 from memsearcher_jax.training.checkpoint import Checkpoints, DamagedCheckpointError
 from memsearcher_jax.training.packing import TrainingExample

@@ -14,11 +14,11 @@ import jax
 import numpy as np
 
 from memsearcher_jax.agent.base import Agent, Complete, ReadingAgent, Scoring
+from memsearcher_jax.hosts.ending import RunEnded
 from memsearcher_jax.logs.trajectories import decode_trajectory, encode_trajectory
 from memsearcher_jax.python_files import described, load_named
 from memsearcher_jax.rl.completers import Completer
-from memsearcher_jax.runtime.ending import RunEnded
-from memsearcher_jax.runtime.tokenizer import ChatTokenizer
+from memsearcher_jax.tokenizer import ChatTokenizer
 from memsearcher_jax.types import Completion, Outcome, Prompt, ScoredTrajectory, StopReason, Trajectory
 
 REWARD_DRAWS = 2**31 - 1  # folded into the key, so that answers and trajectories draw from different streams

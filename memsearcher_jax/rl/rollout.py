@@ -22,11 +22,11 @@ from memsearcher_jax.agent.run import checked
 from memsearcher_jax.python_files import described
 from memsearcher_jax.rl.metrics import RolloutStats, device_memory
 from memsearcher_jax.rl.tool_executor import Backend, ToolExecutor, search_backend
-from memsearcher_jax.runtime.tokenizer import ChatTokenizer
 from memsearcher_jax.sampling.config import SamplingParams
 from memsearcher_jax.sampling.context import FindStop
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.sampling.scheduler import FinishedGeneration
+from memsearcher_jax.tokenizer import ChatTokenizer
 from memsearcher_jax.types import (
     Call,
     Completion,

@@ -19,6 +19,8 @@ from memsearcher_jax.config import RunConfig, agent_of
 from memsearcher_jax.data import problems as data
 from memsearcher_jax.data.problems import ProblemSplits
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
+from memsearcher_jax.encoders import text_encoder
+from memsearcher_jax.hosts.meshes import Meshes, make_meshes
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.retrieval.search import Searcher, open_searcher
@@ -26,12 +28,11 @@ from memsearcher_jax.rl.completers import uses_initial_policy
 from memsearcher_jax.rl.probe import probe
 from memsearcher_jax.rl.rollout import Params, RolloutDriver
 from memsearcher_jax.rl.tool_executor import Backend, search_backend, tool_backend
-from memsearcher_jax.runtime import hub, load_weights, text_encoder
-from memsearcher_jax.runtime.meshes import Meshes, make_meshes
-from memsearcher_jax.runtime.run_dir import DATA, INDEX, PACKAGED_TOKENIZER, tokenizer_folder
-from memsearcher_jax.runtime.tokenizer import ChatTokenizer
-from memsearcher_jax.runtime.toolbox import open_tools
+from memsearcher_jax.rl.toolbox import open_tools
+from memsearcher_jax.runs import hub, load_weights
+from memsearcher_jax.runs.run_dir import DATA, INDEX, PACKAGED_TOKENIZER, tokenizer_folder
 from memsearcher_jax.sampling.engine import Engine
+from memsearcher_jax.tokenizer import ChatTokenizer
 from memsearcher_jax.training import update
 from memsearcher_jax.training.config import TeacherConfig, learning_rate_plan
 from memsearcher_jax.training.trainer import check_offload
@@ -72,7 +73,7 @@ def prepare(
         config = replace(config, model=replace(config.model, path="", adapter=""))
     if not training:
         config = replace(config, teacher=TeacherConfig())
-    config = hub.local(config)
+    config = hub.local(config.resolved())
     if config.model.path:
         load_weights.check_weights(config.model.path, config.model)
     tokenizer = open_tokenizer(config.model)
@@ -95,7 +96,7 @@ def prepare(
     problems = ProblemSplits((), questions) if questions else open_problems(config, workspace / DATA, training=training)
     everything = itertools.chain(problems.train, problems.test)
     agent.check_problems(everything, tokenizer.count, has_judge=config.judge.backend != "none")
-    if config.agent.workflow.endswith(".py") or config.reward.function:
+    if config.has_own_agent or config.reward.function:
         probe(agent, tokenizer, next(itertools.chain(problems.train, problems.test)))
     if training:
         config = with_steps(config, len(problems.train))

@@ -15,15 +15,15 @@ import jax
 from memsearcher_jax.config import RunConfig, agent_of, differences, from_dict
 from memsearcher_jax.model import lora, qwen, sharding
 from memsearcher_jax.rl.completers import open_completers, uses_initial_policy
+from memsearcher_jax.rl.health import ROLLBACK_LR_FACTOR, HealthState
 from memsearcher_jax.rl.metrics import Metrics
 from memsearcher_jax.rl.rewards import RewardFn
+from memsearcher_jax.rl.rng import named_key, named_rng
 from memsearcher_jax.rl.rollout import Params
 from memsearcher_jax.rl.setup import Run, publish
-from memsearcher_jax.runtime import load_weights
-from memsearcher_jax.runtime.health import ROLLBACK_LR_FACTOR, HealthState
-from memsearcher_jax.runtime.rng import named_key, named_rng
-from memsearcher_jax.runtime.run_dir import checkpoints_of, is_run, read_run_config
-from memsearcher_jax.runtime.timing import Timer
+from memsearcher_jax.rl.timing import Timer
+from memsearcher_jax.runs import load_weights
+from memsearcher_jax.runs.run_dir import checkpoints_of, is_run, read_run_config
 from memsearcher_jax.training import checkpoint, update
 from memsearcher_jax.training.packing import TrainingExample
 from memsearcher_jax.training.trainer import Trainer, make_trainer
@@ -189,7 +189,7 @@ def require_trained(folder: Path, field: str, meta: Mapping[str, Any]) -> None:
 def needs_initial_weights(config: RunConfig) -> bool:
     """Whether a run that goes on from a checkpoint needs the weights in model.path."""
     completes = agent_of(config).needs_completers and uses_initial_policy(config)
-    is_reference = config.training.kl_coefficient and not (config.teacher.path or config.teacher.hint)
+    is_reference = config.training.kl_coefficient and not config.teacher.path
     return bool(config.model.lora_rank or is_reference or completes)
 
 

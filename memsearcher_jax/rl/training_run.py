@@ -8,6 +8,7 @@ from typing import Any
 
 from memsearcher_jax.config import to_dict
 from memsearcher_jax.data.problems import ProblemLoader
+from memsearcher_jax.hosts.distributed import Hosts
 from memsearcher_jax.logs.metrics import MetricsWriter
 from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.rl import carry_over, loop
@@ -15,13 +16,12 @@ from memsearcher_jax.rl.carry_over import Carried, CarryOver
 from memsearcher_jax.rl.collector import Collector
 from memsearcher_jax.rl.dynamic_sampling import DynamicSampling
 from memsearcher_jax.rl.evaluate import Evaluator
+from memsearcher_jax.rl.health import HealthMonitor
 from memsearcher_jax.rl.recorder import Recorder
 from memsearcher_jax.rl.recovery import Recovery
 from memsearcher_jax.rl.setup import make_driver
 from memsearcher_jax.rl.state import RunState, SavedProgress, open_reward_fn
-from memsearcher_jax.runtime.distributed import Hosts
-from memsearcher_jax.runtime.health import HealthMonitor
-from memsearcher_jax.runtime.run_dir import checkpoints_of
+from memsearcher_jax.runs.run_dir import checkpoints_of
 from memsearcher_jax.training.checkpoint import Checkpoints
 
 

@@ -23,7 +23,7 @@ from memsearcher_jax.agent.base import ReadingAgent
 from memsearcher_jax.agent.memagent import chunks_of
 from memsearcher_jax.agent.run import starts_turn
 from memsearcher_jax.data.documents import WORD_TOKENS, split_text
-from memsearcher_jax.retrieval.server.app import Overloaded
+from memsearcher_jax.http.server import Overloaded
 from memsearcher_jax.rl import setup, state
 from memsearcher_jax.rl.completers import EngineCompleter
 from memsearcher_jax.rl.evaluate import evaluation_key

@@ -30,9 +30,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import Route
 
+from memsearcher_jax.http.server import BodyLimit, Count, Overloaded, first_error
 from memsearcher_jax.report.console import sources_of
-from memsearcher_jax.retrieval.server.app import Count, Overloaded, first_error
-from memsearcher_jax.retrieval.server.connections import BodyLimit
 from memsearcher_jax.rl.rollout import Rollout
 from memsearcher_jax.serving.agent import AgentService, Event, RequestParams, check_text
 from memsearcher_jax.serving.tools import make_tools

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memsearcher_jax.http.config import ConnectionLimits
 from memsearcher_jax.ranges import LargeCount, Positive
-from memsearcher_jax.retrieval.config import ConnectionLimits
 
 
 @dataclass(frozen=True)

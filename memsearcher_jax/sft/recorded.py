@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from memsearcher_jax.logs.trajectories import read_trajectories
-from memsearcher_jax.runtime.rng import named_rng
-from memsearcher_jax.runtime.run_dir import is_run
-from memsearcher_jax.runtime.tokenizer import ChatTokenizer
+from memsearcher_jax.rl.rng import named_rng
+from memsearcher_jax.runs.run_dir import is_run
 from memsearcher_jax.sft.config import SFTConfig
+from memsearcher_jax.tokenizer import ChatTokenizer
 from memsearcher_jax.training.packing import TrainingExample
 from memsearcher_jax.types import Context
 

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from memsearcher_jax.config import differences, from_dict, to_dict
+from memsearcher_jax.hosts.distributed import Hosts
 from memsearcher_jax.logs.metrics import Metrics, MetricsWriter
 from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.rl.recorder import Recorder
+from memsearcher_jax.rl.rng import named_rng
 from memsearcher_jax.rl.setup import Run
 from memsearcher_jax.rl.state import RunState, open_policy
-from memsearcher_jax.runtime.distributed import Hosts
-from memsearcher_jax.runtime.rng import named_rng
-from memsearcher_jax.runtime.run_dir import checkpoints_of
+from memsearcher_jax.runs.run_dir import checkpoints_of
 from memsearcher_jax.sft.recorded import RecordedData
 from memsearcher_jax.training.checkpoint import Checkpoints
 from memsearcher_jax.training.packing import TrainingExample

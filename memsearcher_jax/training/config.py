@@ -90,9 +90,6 @@ class TeacherConfig:
     path: str = ""
     """Its weights, which are not trained: a run, a Hugging Face folder or OWNER/NAME on the Hub, of any size, with the
     vocabulary of the policy. "": none."""
-    hint: bool = False
-    """The teacher is also shown, behind what was read, the names in it that the question needs (`rl.hints`). Without a
-    path it is the policy itself, before the update."""
     top_k: CountOrZero = 0
     """Its most likely tokens in the place of each sampled one, towards which the policy is trained: the forward
     divergence over them is a loss. 0: the sampled token alone, by an advantage: the reverse divergence."""

@@ -1,4 +1,4 @@
-"""What a teacher adds to a step: weights of its advantages, the advantages, and the contexts with hints."""
+"""What a teacher adds to a step: weights of its advantages, and the advantages."""
 
 from __future__ import annotations
 
@@ -17,13 +17,8 @@ from memsearcher_jax.training.packing import PackedBatch, TrainingExample
 
 def teacher_weights(config: TeacherConfig, packed: PackedBatch, examples: Sequence[TrainingExample]) -> np.ndarray:
     """teacher_weight_BT: that of the teacher's advantage or loss for each token."""
-    taught_E = np.array([is_taught(config, one) and (config.on == "all" or not one.correct) for one in examples])
+    taught_E = np.array([config.on == "all" or not example.correct for example in examples])
     return np.where(packed.mask_BT, config.coefficient * taught_E[packed.example_BT], 0).astype(np.float32)
-
-
-def is_taught(config: TeacherConfig, example: TrainingExample) -> bool:
-    """Whether the teacher is another than the policy: by its weights, or by a hint."""
-    return bool(config.path) or len(example.hint) > 0
 
 
 @jax.jit
@@ -45,11 +40,3 @@ def divergence_sums(divergence_BT: jax.Array, batch: PackedBatch) -> dict[str, j
     """`teacher_kl` in nats and `taught_tokens`, summed over the tokens that the teacher teaches."""
     taught_BT = jnp.where(batch.teacher_weight_BT != 0, batch.count_BT, 0)
     return {"teacher_kl": masked.weighted_sum(divergence_BT, taught_BT), "taught_tokens": jnp.sum(taught_BT)}
-
-
-def with_hint(example: TrainingExample, seq_len: int) -> TrainingExample:
-    """The example with its hint, which is cut where a row ends."""
-    hint = np.asarray(example.hint, np.int32)[: seq_len - len(example.ids)]
-    fields = {"ids": hint, "logprobs": 0.0, "sampled": False}
-    places = np.full(len(hint), example.hint_place)
-    return replace(example, **{name: np.insert(getattr(example, name), places, x) for name, x in fields.items()})

@@ -29,8 +29,6 @@ class TrainingExample:
     correct: bool = False  # the answer of its trajectory is
     version: int = 0  # of the policy that sampled it
     count: int = 1  # how often it counts: equal contexts are computed once
-    hint: Sequence[int] | np.ndarray = ()  # ids that a hinted teacher, and nobody else, sees
-    hint_place: int = 0  # the token that the hint is inserted before
 
     def __post_init__(self) -> None:
         lengths = len(self.ids), len(self.logprobs), len(self.sampled)

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -37,13 +37,22 @@ class Reference:
     """A frozen model whose log-probabilities of the rows an objective needs: the initial policy, or the teacher."""
 
     logprob_fn: LogprobFn
-    params: Params | None  # in compute_dtype, on the devices or in the host's memory; None: those of the policy
+    params: Params  # in compute_dtype, on the devices or in the host's memory
+    top_k: int = 0  # of a teacher: the most likely tokens in the place of each, in place of the sampled one's
 
-    def scores(self, batches: Sequence[PackedBatch], policy: Params) -> list[Any]:
-        """What `logprob_fn` says of each batch."""
-        params = policy if self.params is None else _move(self.params, "device")
+    def score(self, batches: Sequence[PackedBatch]) -> list[PackedBatch]:
+        """The batches with what `logprob_fn` says of each."""
+        params = _move(self.params, "device")
         # A copy from the host is freed before the first update is dispatched.
-        return jax.block_until_ready([self.logprob_fn(params, batch) for batch in batches])
+        scores = jax.block_until_ready([self.logprob_fn(params, batch) for batch in batches])
+        if not self.top_k:
+            return [
+                replace(batch, ref_logprob_BT=logprob_BT) for batch, logprob_BT in zip(batches, scores, strict=True)
+            ]
+        return [
+            replace(batch, teacher_ids_BTK=ids_BTK, teacher_probability_BTK=probability_BTK)
+            for batch, (ids_BTK, probability_BTK) in zip(batches, scores, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -87,28 +96,23 @@ class Trainer:
         """
         objective, teacher = self.config.objective, self.teacher
         if objective == "distill":
-            examples = [replace(one, advantage=0.0) for one in examples if distillation.is_taught(teacher, one)]
+            examples = [replace(example, advantage=0.0) for example in examples]
         if not examples:
             return state, {"updates": 0.0}
         examples = merge_equal(examples)
         packed = self._pack(examples, rng)
         metrics_by_update = []
         with jax.set_mesh(self.mesh):
-            uses_weights = self.config.old_logprobs == "trainer" or (self.reference and self.reference.params is None)
-            params = self.weights(state) if uses_weights else state.params
+            params = self.weights(state) if self.config.old_logprobs == "trainer" else state.params
             if objective != "grpo":
                 packed = replace(packed, teacher_weight_BT=distillation.teacher_weights(teacher, packed, examples))
-            if teacher.hint or teacher.top_k:
-                notify("teacher")
-                packed = self._with_teacher(packed, examples, params)
             batches = list(packed.split(self.config.minibatch_rows))
             first, sharded = batches[0], list(map(self._shard, batches))
             batches, step_metrics = resolve_old_logprobs(self.config, self.logprob_fn, params, sharded, first)
-            if self.reference and not (teacher.hint or teacher.top_k):
-                notify("teacher" if teacher.path else "reference")
-                scores = self.reference.scores(batches, params)
-                batches = [replace(batch, ref_logprob_BT=x) for batch, x in zip(batches, scores, strict=True)]
             del params
+            if self.reference:
+                notify("teacher" if teacher.path else "reference")
+                batches = self.reference.score(batches)
             if objective != "grpo" and not teacher.top_k:
                 batches, sums = zip(*map(distillation.advantages, batches), strict=True)
                 step_metrics |= {name: float(np.mean([one[name] for one in jax.device_get(sums)])) for name in sums[0]}
@@ -144,28 +148,6 @@ class Trainer:
                 for segment_T, logprob_T in zip(batch.segment_BT, np.where(batch.mask_BT, logprob_BT, 0), strict=True):
                     logprobs.append(np.bincount(segment_T, weights=logprob_T)[1:])
         return np.concatenate(logprobs)
-
-    def _with_teacher(self, packed: PackedBatch, examples: Sequence[TrainingExample], policy: Params) -> PackedBatch:
-        """The rows with what the teacher says, in rows of its own: they may have hints. Where a hint alone would make
-        the policy its teacher and there is none, that is what the policy said."""
-        assert self.reference is not None, "a hint needs a teacher"
-        arrays = {"ref_logprob_BT": np.array(packed.old_logprob_BT)}
-        if top_k := self.teacher.top_k:
-            ids_BTK = np.zeros((*packed.mask_BT.shape, top_k), np.int32)
-            arrays = {"teacher_ids_BTK": ids_BTK, "teacher_probability_BTK": ids_BTK.astype(np.float32)}
-        if taught := [number for number, one in enumerate(examples) if distillation.is_taught(self.teacher, one)]:
-            hinted = [distillation.with_hint(examples[number], self.config.seq_len) for number in taught]
-            rows = self._pack(hinted, np.random.default_rng(0))
-            batches = list(map(self._shard, rows.split(self.config.minibatch_rows)))
-            scores = multihost_utils.process_allgather(self.reference.scores(batches, policy), tiled=True)
-            assert packed.example_BT is not None and rows.example_BT is not None, "as packed"
-            # Both packings hold the trained tokens of each example once, in order.
-            places = np.argwhere(packed.mask_BT & np.isin(packed.example_BT, taught))
-            places = places[np.argsort(packed.example_BT[tuple(places.T)], kind="stable")]
-            by_example = np.argsort(rows.example_BT[rows.mask_BT], kind="stable")
-            for array, *parts in zip(arrays.values(), *map(jax.tree.leaves, scores), strict=True):
-                array[tuple(places.T)] = np.concatenate(parts)[rows.mask_BT][by_example]
-        return replace(packed, **arrays)
 
     def _pack(self, examples: Sequence[TrainingExample], rng: np.random.Generator) -> PackedBatch:
         config = self.config
@@ -211,15 +193,15 @@ def make_trainer(
     logprob_fn = make_logprob_fn(model_config, config, temperature=temperature)
 
     reference = None
-    if teacher_model or teacher.hint:
-        taught_by, params = teacher_model or (model_config, None)
+    if teacher_model:
+        taught_by, params = teacher_model
         taught_by = sharding.select_attention(taught_by, mesh, config.seq_len)
         teacher_fn = make_logprob_fn(taught_by, config, temperature=temperature, top_k=teacher.top_k)
-        reference = Reference(teacher_fn, params)
+        reference = Reference(teacher_fn, params, teacher.top_k)
     elif config.kl_coefficient:
         copy = base or sharding.cast_program(shardings)(initial_params, dtype=model_config.compute_dtype)
         reference = Reference(logprob_fn, copy)
-    if reference and reference.params is not None and reference.params is not base and config.offload_reference:
+    if reference and reference.params is not base and config.offload_reference:
         reference = replace(reference, params=_move(reference.params, PINNED_HOST))
 
     make_update = partial(update_program, model_config, mesh, method, temperature)

@@ -9,7 +9,8 @@ from pyarrow import parquet
 from memsearcher_jax.agent.config import RewardConfig
 from memsearcher_jax.agent.memagent import chunks_of, parse_answer
 from memsearcher_jax.agent.reward import trajectory_reward
-from memsearcher_jax.data.problems import DataConfig, load
+from memsearcher_jax.data.config import DataConfig
+from memsearcher_jax.data.problems import load
 from memsearcher_jax.data.readers import read_problems
 from memsearcher_jax.data.synthetic.documents import DocumentConfig, make_documents
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from memsearcher_jax.data.problems import DataConfig, load
+from memsearcher_jax.data.config import DataConfig
+from memsearcher_jax.data.problems import load
 from memsearcher_jax.data.readers import read_problems
 from memsearcher_jax.jsonl import MalformedRow
 

@@ -10,7 +10,8 @@ import pytest
 from pyarrow import parquet
 
 from memsearcher_jax.data.benchmarks import BENCHMARKS, resolve
-from memsearcher_jax.data.problems import DataConfig, load
+from memsearcher_jax.data.config import DataConfig
+from memsearcher_jax.data.problems import load
 from memsearcher_jax.data.readers import read_problems
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
 from memsearcher_jax.rl.setup import select_test_problems

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples.warmstart.questions import find_title
-from memsearcher_jax.data.problems import DataConfig, load
+from memsearcher_jax.data.config import DataConfig
+from memsearcher_jax.data.problems import load
 from memsearcher_jax.data.questions import find_name, is_choice
 from memsearcher_jax.types import Problem
 

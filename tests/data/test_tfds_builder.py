@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import tensorflow_datasets as tfds
 
-from memsearcher_jax.data.problems import DataConfig, load
+from memsearcher_jax.data.config import DataConfig
+from memsearcher_jax.data.problems import load
 from memsearcher_jax.data.tfds_builder import FlashRag, store
 from memsearcher_jax.types import Problem
 

@@ -11,7 +11,8 @@ from examples import browsecomp_plus
 from memsearcher_jax.agent.base import Scoring
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.registry import make_agent
-from memsearcher_jax.data.problems import DataConfig, load
+from memsearcher_jax.data.config import DataConfig
+from memsearcher_jax.data.problems import load
 from memsearcher_jax.retrieval.corpus import read_passages
 from memsearcher_jax.types import Outcome, Passage, SearchResult, StopReason, Trajectory, Turn
 

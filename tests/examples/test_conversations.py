@@ -8,7 +8,7 @@ from examples.conversations import TYPES, layout
 from memsearcher_jax.data.readers import read_problems
 from memsearcher_jax.data.synthetic.streams import SyntheticStreamConfig, make_stories
 from memsearcher_jax.launch import evaluate
-from memsearcher_jax.runtime.run_dir import located
+from memsearcher_jax.runs.run_dir import located
 from tests.support import chat_completion
 
 CONFIG = SyntheticStreamConfig(seed=7, train_chunks=3, statements=2, filler=1, questions=4)

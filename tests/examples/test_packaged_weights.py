@@ -10,7 +10,7 @@ from memsearcher_jax.rl import setup, state
 from memsearcher_jax.rl.evaluate import evaluate
 from memsearcher_jax.rl.metrics import trajectory_metrics
 from memsearcher_jax.rl.rollout import make_jobs
-from memsearcher_jax.runtime import load_weights
+from memsearcher_jax.runs import load_weights
 from memsearcher_jax.types import StopReason
 
 # By preset, the warm start that makes its weights.

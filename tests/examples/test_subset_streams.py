@@ -7,7 +7,7 @@ import pytest
 
 from examples.warmstart import subset_streams
 from memsearcher_jax.data.readers import read_problems
-from memsearcher_jax.runtime.run_dir import located
+from memsearcher_jax.runs.run_dir import located
 from memsearcher_jax.types import Problem, Stream, StreamQuestion
 
 TOKENIZER = str(located("package:tiny"))

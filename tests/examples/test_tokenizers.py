@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 from examples.warmstart import tokenizers
 from examples.warmstart.tokenizers import CALL_PARTS, EMBEDDING_ROWS, MEMALPHA, TINY
 from memsearcher_jax.model import weights
-from memsearcher_jax.runtime.tokenizer import ChatTokenizer
+from memsearcher_jax.tokenizer import ChatTokenizer
 
 TOKENIZER = Tokenizer.from_file(str(TINY / "tokenizer.json"))
 OLD, NEW = map(ChatTokenizer.load, (TINY, MEMALPHA))

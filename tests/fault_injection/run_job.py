@@ -30,9 +30,9 @@ import faulty_host
 import tyro
 from faulty_host import Fault
 
+from memsearcher_jax.hosts import preemption
 from memsearcher_jax.launch import cli, tpu_train
 from memsearcher_jax.logs.progress import announced
-from memsearcher_jax.runtime import preemption
 
 MAX_RESTARTS = 30
 GRACE_SECONDS = 180  # between the exit of the first host and the kill of the others

@@ -12,7 +12,7 @@ import pytest
 from examples.warmstart.record import play
 from memsearcher_jax.launch import evaluate, export_hf, tpu_train
 from memsearcher_jax.rl import setup, state
-from memsearcher_jax.runtime import load_weights
+from memsearcher_jax.runs import load_weights
 from tests.support import SMALL_RUN
 
 SCRIPTED = "--config tiny_warmstart --model.path package:tiny --retrieval.index_type exact"

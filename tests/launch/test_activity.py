@@ -7,7 +7,7 @@ from rich.console import Console
 
 from memsearcher_jax.launch import ask
 from memsearcher_jax.logs.progress import announced
-from memsearcher_jax.runtime.run_dir import located
+from memsearcher_jax.runs.run_dir import located
 
 
 def test_what_takes_long_is_repeated_with_its_age(capsys):

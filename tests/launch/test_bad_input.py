@@ -21,7 +21,7 @@ from memsearcher_jax.launch import (
     tpu_train,
 )
 from memsearcher_jax.launch.pod import queued_resource
-from memsearcher_jax.runtime.run_dir import located
+from memsearcher_jax.runs.run_dir import located
 
 TINY, TINY_MEMALPHA = (f"--checkpoint {located(f'package:{name}')}" for name in ("tiny", "tiny_memalpha"))
 EVALUATED = f"--config tiny_warmstart {TINY}"

@@ -13,8 +13,8 @@ from memsearcher_jax.launch import ask, evaluate, outputs, tpu_train
 from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.logs.run_facts import read_facts
 from memsearcher_jax.rl import state
-from memsearcher_jax.runtime import run_dir
-from memsearcher_jax.runtime.health import HealthState
+from memsearcher_jax.rl.health import HealthState
+from memsearcher_jax.runs import run_dir
 from memsearcher_jax.training import checkpoint
 
 

@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
+from memsearcher_jax.hosts import preemption
+from memsearcher_jax.hosts.distributed import Hosts
 from memsearcher_jax.launch import evaluate
 from memsearcher_jax.logs.trajectories import read_trajectories
-from memsearcher_jax.runtime import preemption
-from memsearcher_jax.runtime.distributed import Hosts
 
 FLAGS = "--config tiny --evaluation.max_questions 12 --retrieval.index_type exact"
 GLOO_OUTPUT = r"\[Gloo\]|connected to \d+ peer ranks|connected peer ranks"

@@ -9,8 +9,8 @@ import pytest
 
 from memsearcher_jax.config import RunConfig, settings
 from memsearcher_jax.launch import cli, compile_cache, evaluate, help_pages, tpu_train
-from memsearcher_jax.runtime import load_weights
-from memsearcher_jax.runtime.run_dir import write_run_config
+from memsearcher_jax.runs import load_weights
+from memsearcher_jax.runs.run_dir import write_run_config
 
 
 @pytest.mark.parametrize(

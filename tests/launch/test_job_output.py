@@ -8,11 +8,11 @@ import fsspec
 import pytest
 
 from memsearcher_jax.config import RunConfig
+from memsearcher_jax.hosts.distributed import Hosts
 from memsearcher_jax.launch import cli, export_hf, job_output, tpu_train
 from memsearcher_jax.logs.metrics import read_metrics
-from memsearcher_jax.runtime.distributed import Hosts
-from memsearcher_jax.runtime.remote_dir import RemoteDir
-from memsearcher_jax.runtime.run_dir import RUN_FILE, write_run_config
+from memsearcher_jax.runs.remote_dir import RemoteDir
+from memsearcher_jax.runs.run_dir import RUN_FILE, write_run_config
 
 ADDRESS = "gs://bucket/runs/a"
 

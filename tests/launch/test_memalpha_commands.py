@@ -6,8 +6,8 @@ import pytest
 
 from memsearcher_jax.launch import ask, evaluate, tpu_train
 from memsearcher_jax.rl.setup import PACKAGED_TOKENIZER
-from memsearcher_jax.runtime.run_dir import located
-from memsearcher_jax.runtime.tokenizer import ChatTokenizer
+from memsearcher_jax.runs.run_dir import located
+from memsearcher_jax.tokenizer import ChatTokenizer
 
 SETTINGS = """
     --config tiny_memalpha --agent.completion_tokens 16 --memalpha.answer_tokens 6

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from memsearcher_jax.launch import cli, sweep, tpu_train
-from memsearcher_jax.runtime.run_dir import read_run_config, write_run_config
+from memsearcher_jax.runs.run_dir import read_run_config, write_run_config
 
 
 @pytest.mark.slow

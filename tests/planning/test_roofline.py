@@ -8,14 +8,14 @@ import pytest
 from benchmarks.workload import SYSTEM, make_workload
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.config import RunConfig
+from memsearcher_jax.hosts.meshes import make_meshes
 from memsearcher_jax.launch.cli import load_preset
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.planning import roofline
 from memsearcher_jax.planning.hlo import Work
 from memsearcher_jax.planning.roofline import Phase, Workload
 from memsearcher_jax.planning.tpu_plan import resident_memory
-from memsearcher_jax.runtime.meshes import make_meshes
-from memsearcher_jax.runtime.run_dir import located
+from memsearcher_jax.runs.run_dir import located
 from memsearcher_jax.training.config import TeacherConfig, TrainingConfig
 
 WORKLOAD = Workload(

@@ -126,7 +126,7 @@ def test_what_a_judge_says_and_what_it_did_not():
     judge = {"nq": {"questions": 3, "unjudged": 1, "accuracy": score, "calibration_error": None}}
     judge["popqa"] = {"questions": 2, "unjudged": 2}
     lines = printed(summarize_evaluation(SEVERAL), width=120, judge=judge).splitlines()
-    assert [line.split() for line in lines if line.startswith("nq ")][-1] == ["nq", "2", "50.0", *"–––"]
+    assert [line.split() for line in lines if line.startswith("nq ")][-1] == ["nq", "2", "50.0", *"––"]
     assert "nq: 1 answers were not judged, they enter no number; --resume asks again" in lines
     assert "popqa: 2 answers were not judged, the number is left out; --resume asks again" in lines
 

@@ -13,7 +13,8 @@ from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.fusion import DenseRetriever
 from memsearcher_jax.retrieval.hashing_encoder import TextEncoder, fit_hashing
 from memsearcher_jax.retrieval.index import ExactIndex
-from memsearcher_jax.retrieval.search import LocalSource, Searcher, linked_rows, open_searcher, open_source
+from memsearcher_jax.retrieval.local_source import LocalSource, linked_rows, open_source
+from memsearcher_jax.retrieval.search import Searcher, open_searcher
 from memsearcher_jax.types import Passage
 from tests.retrieval.samples import make_corpus
 

@@ -15,7 +15,8 @@ import pytest
 from memsearcher_jax.retrieval.builder.index_builder import build_index
 from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
 from memsearcher_jax.retrieval.hashing_encoder import TextEncoder
-from memsearcher_jax.retrieval.search import open_searcher, open_source
+from memsearcher_jax.retrieval.local_source import open_source
+from memsearcher_jax.retrieval.search import open_searcher
 from memsearcher_jax.retrieval.search_process import QUERIES_PER_MESSAGE, SearchProcess
 from memsearcher_jax.types import Passage
 

@@ -22,12 +22,12 @@ if __name__ == "__main__":
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{PORT}", PROCESSES, PROCESS)
 
+from memsearcher_jax.hosts.distributed import Hosts, Interrupted  # noqa: E402
+from memsearcher_jax.hosts.ending import EndReason, RunEnded  # noqa: E402
 from memsearcher_jax.model import qwen, sharding  # noqa: E402
 from memsearcher_jax.model.config import MeshConfig  # noqa: E402
 from memsearcher_jax.rl.batch import RolloutBatch, exchange  # noqa: E402
 from memsearcher_jax.rl.metrics import RolloutStats  # noqa: E402
-from memsearcher_jax.runtime.distributed import Hosts, Interrupted  # noqa: E402
-from memsearcher_jax.runtime.ending import EndReason, RunEnded  # noqa: E402
 from memsearcher_jax.sampling.scheduler import SamplerStats  # noqa: E402
 from memsearcher_jax.training import checkpoint, update  # noqa: E402
 from memsearcher_jax.training.config import TrainingConfig  # noqa: E402

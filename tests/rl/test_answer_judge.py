@@ -108,10 +108,9 @@ def test_a_reply_that_cannot_be_read_or_a_refusal_enters_no_number(judge, odd, c
 
 
 def test_the_calibration_error_is_that_of_bins_of_a_hundred():
-    """Bins of 100, 100 and 150 answers; BrowseComp-Plus's own `calib_err` gives the number without the last bin."""
-    assert calibration_error([Judgement(True)] * 99) is calibration_error([Judgement(True)] * 199, as_published=True)
+    """Bins of 100, 100 and 150 answers."""
+    assert calibration_error([Judgement(True)] * 99) is None
     sure, unsure = [Judgement(True, 90.0)] * 150, [Judgement(False, 20.0)] * 200
     assert calibration_error(sure) == pytest.approx(0.1)
     unsure_squares, sure_squares = 2 * 100 * 0.2**2, 150 * 0.1**2
     assert calibration_error(sure + unsure) == pytest.approx(((unsure_squares + sure_squares) / 350) ** 0.5)
-    assert calibration_error(sure + unsure, as_published=True) == pytest.approx(0.15118578920369088)

@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsearcher_jax.config import RunConfig
+from memsearcher_jax.hosts.distributed import Hosts
 from memsearcher_jax.model import qwen
 from memsearcher_jax.rl import carry_over, training_run
 from memsearcher_jax.rl.carry_over import Carried
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.metrics import RolloutStats
+from memsearcher_jax.rl.rng import named_key
 from memsearcher_jax.rl.rollout import Rollout, RolloutDriver, make_jobs
 from memsearcher_jax.rl.state import SavedProgress
 from memsearcher_jax.rl.tool_executor import search_backend
 from memsearcher_jax.rl.training_run import open_collector
-from memsearcher_jax.runtime.distributed import Hosts
-from memsearcher_jax.runtime.rng import named_key
 from memsearcher_jax.types import (
     Context,
     Generate,

@@ -11,12 +11,12 @@ import pytest
 
 from memsearcher_jax.agent.memalpha.workflow import generate_once
 from memsearcher_jax.agent.prompts import fill
+from memsearcher_jax.hosts.distributed import Interrupted
 from memsearcher_jax.rl import completers
 from memsearcher_jax.rl.completers import EngineCompleter
 from memsearcher_jax.rl.config import CompleterConfig
 from memsearcher_jax.rl.rewards import completing_once
 from memsearcher_jax.rl.rollout import RolloutDriver
-from memsearcher_jax.runtime.distributed import Interrupted
 from memsearcher_jax.types import Completion, FinishReason, Prompt
 from tests.support import byte_tokenizer, chat_completion, make_prompt
 

@@ -10,6 +10,7 @@ from memsearcher_jax.agent.base import Scoring
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.memsearcher import MemSearcher
 from memsearcher_jax.config import RunConfig
+from memsearcher_jax.hosts.distributed import Hosts
 from memsearcher_jax.logs.trajectories import append_trajectory
 from memsearcher_jax.rl.evaluate import (
     HOST_FILE,
@@ -20,7 +21,6 @@ from memsearcher_jax.rl.evaluate import (
     read_summaries,
 )
 from memsearcher_jax.rl.setup import select_test_problems
-from memsearcher_jax.runtime.distributed import Hosts
 from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.types import Outcome, Problem, StopReason, Trajectory, Turn
 

@@ -13,22 +13,22 @@ from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.memsearcher import MemSearcher
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.data.problems import ProblemLoader
+from memsearcher_jax.hosts.distributed import Hosts
+from memsearcher_jax.hosts.ending import EndReason, RunEnded
 from memsearcher_jax.logs import metrics as metrics_log
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.metrics import MetricsWriter, read_metrics
 from memsearcher_jax.logs.trajectories import read_trajectories, step_path
 from memsearcher_jax.rl import loop, recorder
 from memsearcher_jax.rl.collector import Collector
-from memsearcher_jax.rl.config import RLConfig
+from memsearcher_jax.rl.config import HealthConfig, RLConfig
 from memsearcher_jax.rl.dynamic_sampling import DynamicSampling
 from memsearcher_jax.rl.evaluate import Evaluator
+from memsearcher_jax.rl.health import HealthMonitor, HealthState
 from memsearcher_jax.rl.metrics import RolloutStats
 from memsearcher_jax.rl.recorder import Recorder
 from memsearcher_jax.rl.recovery import Recovery
-from memsearcher_jax.runtime.distributed import Hosts
-from memsearcher_jax.runtime.ending import EndReason, RunEnded
-from memsearcher_jax.runtime.health import HealthConfig, HealthMonitor, HealthState
-from memsearcher_jax.runtime.timing import Timer
+from memsearcher_jax.rl.timing import Timer
 from memsearcher_jax.training.checkpoint import DamagedCheckpointError
 from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory
 from tests.support import NANO

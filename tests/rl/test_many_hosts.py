@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from memsearcher_jax.hosts.distributed import Hosts
+from memsearcher_jax.hosts.ending import RunEnded
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.rl.batch import RolloutBatch, exchange, from_bytes, to_bytes
 from memsearcher_jax.rl.metrics import RolloutStats
-from memsearcher_jax.runtime.distributed import Hosts
-from memsearcher_jax.runtime.ending import RunEnded
 from tests.rl import many_hosts
 from tests.rl.processes import run_hosts
 

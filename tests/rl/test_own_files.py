@@ -17,14 +17,14 @@ from memsearcher_jax.agent.tool_functions import Tool, file_tools
 from memsearcher_jax.logs.trajectories import compress_trajectories, decode_response, encode_response, read_trajectories
 from memsearcher_jax.python_files import load
 from memsearcher_jax.rl import probe as probing
+from memsearcher_jax.rl import toolbox
 from memsearcher_jax.rl.advantages import multi_context_advantages
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.probe import probe
 from memsearcher_jax.rl.rewards import RewardFn, own_rewards
 from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
 from memsearcher_jax.rl.tool_executor import respond, search_backend, tool_backend
-from memsearcher_jax.runtime import toolbox
-from memsearcher_jax.runtime.toolbox import open_tools
+from memsearcher_jax.rl.toolbox import open_tools
 from memsearcher_jax.types import Call, Context, Generate, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory
 from tests.support import byte_tokenizer, make_prompt
 

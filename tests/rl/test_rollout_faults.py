@@ -10,13 +10,13 @@ import pytest
 
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.memsearcher import MemSearcher
+from memsearcher_jax.hosts.distributed import Interrupted
+from memsearcher_jax.http.client import ServiceUnavailable
 from memsearcher_jax.logs.trajectories import summarize_trajectory
 from memsearcher_jax.model import qwen
-from memsearcher_jax.retrieval.server.client import ServiceUnavailable
 from memsearcher_jax.rl import tool_executor
 from memsearcher_jax.rl.metrics import trajectory_metrics
 from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
-from memsearcher_jax.runtime.distributed import Interrupted
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.types import (
     FinishReason,

@@ -8,7 +8,8 @@ import pytest
 
 from memsearcher_jax.agent.memalpha.memory import Store
 from memsearcher_jax.agent.memalpha.workflow import StreamOutcome
-from memsearcher_jax.config import agent_of, check
+from memsearcher_jax.checks import check
+from memsearcher_jax.config import agent_of
 from memsearcher_jax.data.synthetic.streams import make_streams
 from memsearcher_jax.launch import cli
 from memsearcher_jax.model import qwen

@@ -25,7 +25,7 @@ from memsearcher_jax.launch.serve_search import listen, run_server
 from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.retrieval.search import Searcher
 from memsearcher_jax.rl.tool_executor import tool_backend
-from memsearcher_jax.runtime.run_dir import located
+from memsearcher_jax.runs.run_dir import located
 from memsearcher_jax.serving.agent import Overloaded
 from memsearcher_jax.serving.app import Message, make_app
 from memsearcher_jax.types import Call, Generate, Outcome, StopReason

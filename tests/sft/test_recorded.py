@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memsearcher_jax.logs.trajectories import compress_trajectories, step_path
-from memsearcher_jax.runtime.run_dir import PACKAGED_TOKENIZER
-from memsearcher_jax.runtime.tokenizer import ChatTokenizer
+from memsearcher_jax.runs.run_dir import PACKAGED_TOKENIZER
 from memsearcher_jax.sft.config import SFTConfig
 from memsearcher_jax.sft.recorded import load
+from memsearcher_jax.tokenizer import ChatTokenizer
 from memsearcher_jax.types import Context, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory
 
 TOKENIZER = ChatTokenizer.load(PACKAGED_TOKENIZER)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from examples.warmstart import demonstrate
+from memsearcher_jax.hosts.ending import STOPPED
 from memsearcher_jax.launch import export_hf, sft, tpu_train
 from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.logs.run_facts import has_ended
 from memsearcher_jax.logs.trajectories import compress_trajectories, read_trajectories, step_path
-from memsearcher_jax.runtime.ending import STOPPED
 
 TINY = "--model.layers 1 --model.embed_size 32 --model.ffn_size 64 --model.head_size 8"
 SMALL = f"""

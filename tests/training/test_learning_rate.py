@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from memsearcher_jax.config import RunConfig, check
+from memsearcher_jax.checks import check
+from memsearcher_jax.config import RunConfig
 from memsearcher_jax.configs.qwen import search_r1_3b
 from memsearcher_jax.ranges import Duration
 from memsearcher_jax.rl.config import RLConfig

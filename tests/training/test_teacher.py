@@ -1,4 +1,4 @@
-"""A teacher's advantages against formulas by hand, and the log-probabilities of a teacher that is shown a hint."""
+"""A teacher's advantages and its divergence against formulas by hand."""
 
 from dataclasses import replace
 
@@ -31,8 +31,7 @@ def examples():
         ids = (*PROMPT, *rng.integers(0, NANO.vocab_size, length))
         sampled = np.arange(len(ids)) > len(PROMPT) + 1
         logprobs = np.where(sampled, -rng.random(len(ids)) - 4, 0).astype(np.float32)
-        hint = {"hint": np.array((7, 8, 9, int(right))), "hint_place": len(PROMPT)}  # an array, as from another host
-        return TrainingExample(ids, logprobs, sampled, advantage, correct=right, **hint)
+        return TrainingExample(ids, logprobs, sampled, advantage, correct=right)
 
     return [example(False, -1.0, 9), example(True, 1.0, 12), example(True, 1.0, 7), example(False, -1.0, 14)]
 
@@ -82,76 +81,47 @@ def trained(examples, objective, teacher, model=None, weights=None, student=NANO
     return [found.get(ids) for ids in sampled], metrics
 
 
-def expected(examples, model, weights, own, coefficient=1.0, on="all", hinted=False):
+def expected(examples, weights, own, coefficient=1.0, on="all"):
     """own x advantage + coefficient x (teacher - policy), where the teacher teaches."""
     for example in examples:
-        place, hint = example.hint_place, example.hint if hinted else ()
-        teacher = logprobs_of(model, weights, (*example.ids[:place], *hint, *example.ids[place:]))
-        teacher = np.append(np.zeros(place), teacher[place + len(hint) - 1 :])
+        teacher = np.append(0, logprobs_of(BIGGER, weights, example.ids))
         pull = coefficient * (teacher - example.logprobs) * (on == "all" or not example.correct)
         yield (own * example.advantage + pull)[example.sampled]
 
 
 @pytest.mark.parametrize(
     ("objective", "teacher"),
-    [
-        ("distill", TeacherConfig("big")),
-        ("grpo+distill", TeacherConfig("big", on="wrong", coefficient=0.5)),
-        ("grpo+distill", TeacherConfig("big", hint=True)),
-    ],
+    [("distill", TeacherConfig("big")), ("grpo+distill", TeacherConfig("big", on="wrong", coefficient=0.5))],
 )
 def test_advantages_are_the_reverse_divergence_from_the_teacher(examples, objective, teacher):
     """A teacher of another size and a larger table. Contexts share their beginning in a row."""
     assert (pack(examples, 48, 2, np.random.default_rng(1)).position_BT[:, 20:] > 0).any()
     weights, own = params(BIGGER, 5), float(objective != "distill")
     found, metrics = trained(examples, objective, teacher, BIGGER, weights)
-    by_hand = list(expected(examples, BIGGER, weights, own, teacher.coefficient, teacher.on, teacher.hint))
+    by_hand = list(expected(examples, weights, own, teacher.coefficient, teacher.on))
     for one, other in zip(found, by_hand, strict=True):
         np.testing.assert_allclose(one, other, atol=2e-5)
     taught = [example for example in examples if teacher.on == "all" or not example.correct]
-    pulls = np.concatenate(list(expected(taught, BIGGER, weights, 0.0, hinted=teacher.hint)))
+    pulls = np.concatenate(list(expected(taught, weights, 0.0)))
     np.testing.assert_allclose(metrics["teacher_kl"], -pulls.mean(), rtol=1e-4)
-
-
-@pytest.mark.parametrize("old_logprobs", ["sampler", "trainer"])
-def test_the_policy_itself_teaches_where_it_is_shown_a_hint(examples, old_logprobs):
-    examples = [*examples[:2], replace(examples[2], hint=()), examples[3]]
-    found, _ = trained(examples, "distill", TeacherConfig(hint=True), old_logprobs=old_logprobs)
-    if old_logprobs == "trainer":
-        before = [logprobs_of(NANO, params(NANO), one.ids) for one in examples]
-        examples = [replace(one, logprobs=np.append(0, x)) for one, x in zip(examples, before, strict=True)]
-    by_hand = list(expected(examples, NANO, params(NANO), 0.0, hinted=True))
-    assert np.abs(by_hand[3]).max() > 0.01
-    for number in (0, 1, 3):
-        np.testing.assert_allclose(found[number], by_hand[number], atol=2e-5)
-    assert found[2] is None
-    both, metrics = trained(examples, "grpo+distill", TeacherConfig(hint=True), old_logprobs=old_logprobs)
-    np.testing.assert_array_equal(both[2], examples[2].advantage)
-    np.testing.assert_allclose(metrics["teacher_kl"], -np.concatenate([*by_hand[:2], by_hand[3]]).mean(), rtol=1e-3)
-    both, metrics = trained(examples[2:3], "grpo+distill", TeacherConfig(hint=True), old_logprobs=old_logprobs)
-    assert np.isnan(metrics["teacher_kl"])
 
 
 @pytest.mark.parametrize(
     ("objective", "teacher"),
-    [("distill", TeacherConfig("big", top_k=3)), ("grpo+distill", TeacherConfig(hint=True, top_k=3, on="wrong"))],
+    [("distill", TeacherConfig("big", top_k=3)), ("grpo+distill", TeacherConfig("big", top_k=3, on="wrong"))],
 )
 def test_the_forward_divergence_over_the_most_likely_tokens_is_a_loss(examples, objective, teacher):
-    bigger = replace(BIGGER, vocab_size=NANO.vocab_size)
-    model, weights = (bigger, params(bigger, 5)) if teacher.path else (NANO, params(NANO))
-    examples = examples if teacher.hint else [replace(one, hint=()) for one in examples]
+    model = replace(BIGGER, vocab_size=NANO.vocab_size)
+    weights = params(model, 5)
     changes = {"aggregate": "seq-mean-token-sum-norm", "norm_tokens": 1}
-    _, metrics = trained(examples, objective, teacher, *((model, weights) if teacher.path else ()), run=True, **changes)
+    _, metrics = trained(examples, objective, teacher, model, weights, run=True, **changes)
     divergence = []
     for example in examples:
-        place, hint = example.hint_place, example.hint
-        shown = distributions_of(model, weights, (*example.ids[:place], *hint, *example.ids[place:]))
-        shown = shown[place + len(hint) - 1 :][: len(example.ids) - place]
-        own = distributions_of(NANO, params(NANO), example.ids)[place - 1 :]
-        top = np.argsort(-shown)[:, :3]
-        p, log_q = (np.take_along_axis(x, top, axis=1) for x in (np.exp(shown), own))
+        taught, own = distributions_of(model, weights, example.ids), distributions_of(NANO, params(NANO), example.ids)
+        top = np.argsort(-taught)[:, :3]
+        p, log_q = (np.take_along_axis(x, top, axis=1) for x in (np.exp(taught), own))
         if teacher.on == "all" or not example.correct:
-            divergence.append(np.sum(p * (np.log(p) - log_q), axis=1)[example.sampled[place:]])
+            divergence.append(np.sum(p * (np.log(p) - log_q), axis=1)[example.sampled[1:]])
     divergence = np.concatenate(divergence)
     np.testing.assert_allclose(metrics["teacher_kl"], divergence.mean(), rtol=1e-4)
     np.testing.assert_allclose(metrics["loss"] - metrics["policy_loss"], divergence.sum(), rtol=1e-4)
@@ -162,6 +132,6 @@ def test_adapters_are_taught_and_the_divergence_is_that_from_the_teacher(example
     student, weights = replace(NANO, lora_rank=2), params(BIGGER, 5)
     changes = {"kl_coefficient": 0.1, "offload_reference": True, "student": student}
     found, metrics = trained(examples, "distill", TeacherConfig("big"), BIGGER, weights, **changes)
-    for one, other in zip(found, expected(examples, BIGGER, weights, 0.0), strict=True):
+    for one, other in zip(found, expected(examples, weights, 0.0), strict=True):
         np.testing.assert_allclose(one, other, atol=2e-5)
     assert metrics["kl"] > 0.01

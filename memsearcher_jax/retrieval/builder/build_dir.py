@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import os
 import re
 import uuid
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
-from memsearcher_jax import file_lock
+from filelock import FileLock, Timeout
 
 MANIFEST = "manifest.json"
 FILES = "files"  # in a manifest: the size of each
@@ -61,10 +60,18 @@ def locked(directory: Path, name: str, *, wait: bool = False) -> Iterator[None]:
     The system releases the lock when the process ends for any reason.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
-    busy = f"{directory}: another process is building here; wait for it, or stop it"
-    with file_lock.locked(directory.with_name(f"{directory.name}.{name}.lock"), busy, wait=math.inf if wait else 0.0):
+    path = directory.with_name(f"{directory.name}.{name}.lock")
+    lock = FileLock(path, timeout=-1 if wait else 0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise ValueError(f"{directory}: another process is building here; wait for it, or stop it") from error
+    try:
         directory.mkdir(exist_ok=True)
         yield
+    finally:
+        path.unlink(missing_ok=True)  # a process that waits for it notices, and takes the lock of a new file
+        lock.release()
 
 
 def write_file(path: Path, content: bytes | memoryview) -> None:

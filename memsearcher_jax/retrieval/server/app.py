@@ -31,10 +31,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
+from memsearcher_jax.http.server import BodyLimit, Count, Overloaded, first_error
 from memsearcher_jax.retrieval.config import MAX_TOP_N, ServiceLimits
 from memsearcher_jax.retrieval.search_process import SearchProcess
 from memsearcher_jax.retrieval.server.client import clean_query
-from memsearcher_jax.retrieval.server.connections import BodyLimit
 from memsearcher_jax.types import Passage
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,6 @@ log = logging.getLogger(__name__)
 SearchFn = Callable[[list[str], int], list[list[Passage]]]
 
 # Defaults and types are those of the original servers, which also ignore unknown fields, and read "5" as a number.
-Count = Annotated[int, Field(ge=1)]
 
 
 class SearchBody(BaseModel):
@@ -142,21 +141,6 @@ async def _invalid_body(request: Request, error: RequestValidationError) -> JSON
     """Report the first error without repeating the body, which may not be valid text."""
     location, reason = first_error(error)
     return JSONResponse({"detail": f"{location or 'body'}: {reason}"}, 422)
-
-
-def first_error(error: RequestValidationError) -> tuple[str, str]:
-    """(field, reason) of the first error; no field if the whole body is wrong."""
-    first = error.errors()[0]
-    location, reason = ".".join(map(str, first["loc"][1:])), first["msg"]
-    if first["type"] == "json_invalid":
-        location = ""  # a position in the text
-    elif not location:
-        reason = "a JSON object is needed, with Content-Type: application/json"
-    return location, reason
-
-
-class Overloaded(Exception):
-    """More requests wait than the limits allow."""
 
 
 class _Request(NamedTuple):

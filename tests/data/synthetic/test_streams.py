@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 from memsearcher_jax.agent.memalpha.reward import question_score
 from memsearcher_jax.data import problems
-from memsearcher_jax.data.problems import DataConfig
+from memsearcher_jax.data.config import DataConfig
 from memsearcher_jax.data.readers import read_problems
 from memsearcher_jax.data.synthetic.streams import KINDS, SyntheticStreamConfig, make_streams
 from memsearcher_jax.jsonl import MalformedRow

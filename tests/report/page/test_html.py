@@ -151,7 +151,7 @@ def test_a_page_has_what_the_evaluation_printed(tmp_path):
     assert rows(page, "Benchmarks")[1:] == [["nq", "2", cell], ["<b>", "2", cell], ["average", "", cell]]
     assert rows(page, "Types of questions of nq")[1:] == [["multi-session", "1", cell]]
     assert rows(page, "Cost") == [["benchmark", "turns"], ["nq", "3"], ["<b>", "3"]]
-    assert rows(page, "Answers, judged")[1:] == [["nq", "2", cell, "100.0", "–", "–"], ["popqa", "0", *"––––"]]
+    assert rows(page, "Answers, judged")[1:] == [["nq", "2", cell, "100.0", "–"], ["popqa", "0", *"–––"]]
 
 
 def test_a_training_run_has_curves_and_compares_first_and_last_steps(tmp_path):

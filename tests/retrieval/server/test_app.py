@@ -14,9 +14,9 @@ import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memsearcher_jax.http.server import limited_protocol
 from memsearcher_jax.retrieval.config import MAX_QUERY_CHARS, ServiceLimits
 from memsearcher_jax.retrieval.server.app import MicroBatcher, Overloaded, make_app
-from memsearcher_jax.retrieval.server.connections import limited_protocol
 from memsearcher_jax.types import Passage
 from tests.http_server import until
 

@@ -1,0 +1,239 @@
+"""What a run was given, by content: hashes of its inputs, and copies of the small ones in its folder. No JAX here.
+
+    RUN/inputs.json        {"hashes": {input: hash}, "copies": {file: copy}, "program": [...]}; the copy of a corpus is
+                           the index that the run has built of it
+    RUN/inputs/            templates, question files and Python files, as they were when the run began; the latter are
+                           never executed: a command line names them again, and their hash must be the same
+
+`program` has version and commit of every process that worked on the run, "+changes" if files differed from the commit.
+A hash is the SHA-256 of names, sizes and contents of files; of a file above 64 MiB, of 64 blocks of 1 MiB at equal
+distances. Synthetic data follows from the settings, and the manifest of an index names its corpus and its encoder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from memsearcher_jax.agent.prompts import packaged
+from memsearcher_jax.config import RunConfig, with_settings
+from memsearcher_jax.data.benchmarks import resolve
+from memsearcher_jax.jsonl import parse_object
+from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.retrieval.builder.build_dir import MANIFEST
+from memsearcher_jax.runs import hub
+from memsearcher_jax.runs.path_settings import is_python_file, with_paths
+from memsearcher_jax.runs.run_dir import CHECKPOINTS, INDEX, TOKENIZER, is_run, located
+
+INPUTS_FILE, COPIES = "inputs.json", "inputs"
+_BLOCK, _BLOCKS = 1 << 20, 64
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The content of inputs.json."""
+
+    hashes: dict[str, str] = field(default_factory=dict)
+    copies: dict[str, str] = field(default_factory=dict)
+    program: list[dict[str, str]] = field(default_factory=list)
+
+
+def read_inputs(folder: Path) -> Inputs:
+    """What the run in `folder` was given; nothing if it says nothing. Raises ValueError for a damaged file."""
+    file = folder / INPUTS_FILE
+    if not file.is_file():
+        return Inputs()
+    try:
+        return Inputs(**parse_object(str(file), file.read_bytes()))
+    except TypeError as error:
+        raise ValueError(f"{file} is damaged ({error}): restore it, or start a new run") from error
+
+
+def keep_inputs(
+    folder: Path, config: RunConfig, step: int | None, *, weights: bool = True
+) -> tuple[dict[str, str], list[str]]:
+    """Copies the templates and question files of a run that starts or goes on in `folder`, and writes inputs.json.
+
+    What the run has been given before stays as it was then. `step`: of the checkpoint in model.path, if that is a run.
+    `weights`: whether those in model.path and model.adapter are read. Returns the hashes of all inputs, and a line for
+    each that has changed and is read from its copy. Raises ValueError for an input that has changed and of which there
+    is no copy, or whose copy has changed.
+    """
+    earlier = read_inputs(folder) if is_run(folder) else Inputs()  # and not those of a start that was killed
+    hashes = input_hashes(config, step, weights=weights)
+    notes, copies = _check(earlier, folder, config, hashes), dict(earlier.copies)
+    for file, copy in _small_inputs(config).items():
+        if file not in copies:
+            (folder / copy).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, folder / copy)
+            copies[file] = copy
+    if config.retrieval.corpus and not config.retrieval.index and (folder / INDEX / MANIFEST).is_file():
+        copies[config.retrieval.corpus] = INDEX
+    program = _program()
+    programs = [*earlier.program, program] if program not in earlier.program else earlier.program
+    inputs = Inputs(hashes | earlier.hashes, copies, programs)
+    atomic_write(folder / INPUTS_FILE, (json.dumps(vars(inputs), indent=2) + "\n").encode())
+    return inputs.hashes, notes
+
+
+def _check(stored: Inputs, folder: Path, config: RunConfig, now: Mapping[str, str]) -> list[str]:
+    """Compares the inputs with their hashes `now`, as `keep_inputs` does before it writes."""
+    notes, own = [], with_own_inputs(folder, config)
+    read = _small_inputs(own)
+    for original, earlier in stored.hashes.items():
+        copy = folder / stored.copies.get(original, "")
+        kept = str(copy.absolute())
+        if kept in read and fingerprint([copy]) != earlier:
+            raise ValueError(f"{copy} was changed: restore it, or start a new run")
+        if kept in read or kept == own.retrieval.index:
+            if now.get(original, "") != earlier:
+                notes.append(f"{original} has changed since the run began, which goes on with its own copy")
+        elif earlier and now.get(original, earlier) != earlier:
+            raise ValueError(f"{original} has changed since the run in {folder} began: restore it, or start a new run")
+    return notes
+
+
+def with_own_inputs(folder: Path, config: RunConfig) -> RunConfig:
+    """The config with the run's copies in place of the files that it was given, which may have moved or changed."""
+    copies, retrieval = read_inputs(folder).copies, config.retrieval
+    as_given = {*(value for _, value in own_code(config)), retrieval.corpus}
+    if (folder / TOKENIZER).is_dir():
+        config = with_settings(config, {"model.tokenizer": str(folder / TOKENIZER)})
+    index = (folder / INDEX).absolute()
+    if copies.get(retrieval.corpus) == INDEX and (index / MANIFEST).is_file():  # else the corpus is indexed again
+        config = with_settings(config, {"retrieval.corpus": "", "retrieval.index": retrieval.index or str(index)})
+
+    def kept(path: str) -> str:
+        copy = folder / copies.get(path, _copy_of(path))  # of a file, or of what the run reads in a folder
+        return str(copy.absolute()) if path not in as_given and copy.exists() else path
+
+    own = with_paths(config, kept)
+    if own.data.root != config.data.root and len(_small_inputs(own)) < len(_small_inputs(config)):
+        own = with_settings(own, {"data.root": config.data.root})  # for benchmarks that the run has not read yet
+    return own
+
+
+def own_code(config: RunConfig) -> list[tuple[str, str]]:
+    """Names of settings with the user's Python files and the servers of tools that they name; a file may be in all."""
+    named = [("agent.workflow", config.agent.workflow), ("reward.function", config.reward.function)]
+    tools = [] if config.agent.replay else [("agent.tools", value) for value in config.agent.tools]
+    return [(name, value) for name, value in named if value.endswith(".py")] + tools
+
+
+def require_same_code(folder: Path, stored: RunConfig, given: RunConfig, words: Iterable[str]) -> None:
+    """Raises ValueError unless the command line names the code of the run in `folder` again, unchanged.
+
+    `given`: the settings with which a command opens the run.
+    """
+    flags = {word.partition("=")[0] for word in words}
+    hashes, now = read_inputs(folder).hashes, own_code(given)
+    for name, original in own_code(stored):
+        if name in dict(now) and f"--{name}" not in flags:
+            raise ValueError(
+                f"{folder} was made with --{name} {original}: give --{name} again; a run's copy of code never runs"
+            )
+        for file in (one for _, one in now if Path(one).name == Path(original).name and is_python_file(one)):
+            if hashes.get(original, "") not in ("", fingerprint([Path(file)])):
+                raise ValueError(
+                    f"--{name} {file} differs from the file that {folder} was made with: restore that one; its copy "
+                    f"is in {folder / COPIES}"
+                )
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """The config with absolute paths wherever it names existing files or folders: a run works from any directory."""
+    return with_paths(config, lambda path: str(Path(path).absolute()) if Path(path).exists() else path)
+
+
+def input_hashes(config: RunConfig, step: int | None = None, *, weights: bool = True) -> dict[str, str]:
+    """The hash of every input that exists, under the path or the setting that names it.
+
+    `weights`: also of model.path and model.adapter. `step`: of the checkpoint in model.path, if that is a run.
+    """
+    model, corpus, index = config.model, Path(config.retrieval.corpus), config.retrieval.index
+    hashes = {file: fingerprint([Path(file)]) for file in _small_inputs(config)}
+    passages = [corpus, Path(index, MANIFEST)] if index else [corpus]
+    hashes |= {str(file): fingerprint([file]) for file in passages if file.is_file()}
+    read = {"teacher.path": config.teacher.path}
+    if weights:
+        read |= {"model.path": model.path, "model.adapter": model.adapter}
+    for name, path in read.items():
+        if path and not hub.is_repository(path):  # a repository is named with its commit
+            hashes[name] = weights_hash(path, step if name == "model.path" else None)
+    return hashes
+
+
+def fingerprint(files: Iterable[Path]) -> str:
+    """SHA-256 of the names, sizes and contents of files, in the order of their names; "" for no files."""
+    digest, ordered = hashlib.sha256(), sorted(files)
+    for file in ordered:
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        step = _BLOCK if size <= _BLOCK * _BLOCKS else (size - _BLOCK) // (_BLOCKS - 1)
+        with file.open("rb") as content:
+            for start in range(0, size, step):
+                content.seek(start)
+                digest.update(content.read(_BLOCK))
+    return digest.hexdigest() if ordered else ""
+
+
+def _small_inputs(config: RunConfig) -> dict[str, str]:
+    """The small files that a run reads -> their copies in its folder. Missing ones are left out."""
+    prompts, data, root = config.agent.prompts, config.data, hub.local_root(config.data.root)
+    found: dict[str, str] = {}
+    if prompts not in packaged():
+        found = {str(file): f"{_copy_of(prompts)}/{file.name}" for file in sorted(Path(prompts).glob("*.txt"))}
+    single = [data.exclude, *(value for _, value in own_code(config))]
+    for split, entries in (("train", data.train), ("test", data.test)):
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                path, benchmark = resolve(entry, split, root)
+                if benchmark:
+                    found[str(path)] = f"{_copy_of(data.root)}/{benchmark}/{path.name}"
+                else:
+                    single.append(entry)
+    return found | {file: f"{_copy_of(file)}/{Path(file).name}" for file in single if Path(file).is_file()}
+
+
+def _copy_of(path: str) -> str:
+    """The folder in that of a run for copies of what the settings name by this path."""
+    return f"{COPIES}/{hashlib.sha256(path.encode()).hexdigest()[:12]}"
+
+
+def weights_hash(path: str, step: int | None = None) -> str:
+    """The fingerprint of local weights, of a run those of `step` or the newest; "" for random ones and for those of a
+    bucket."""
+    folder = located(path)
+    if not folder.is_dir():
+        return ""
+    if is_run(folder):
+        steps = [int(found.name) for found in (folder / CHECKPOINTS).glob("*") if found.name.isdecimal()]
+        params = folder / CHECKPOINTS / str(max(steps, default=0) if step is None else step) / "params"
+        return fingerprint(file for file in params.rglob("*") if file.is_file())
+    return fingerprint(folder.glob("*.safetensors"))
+
+
+def _program() -> dict[str, str]:
+    try:
+        release = version("memsearcher_jax")
+    except PackageNotFoundError:  # a checkout that is not installed
+        release = ""
+    return {"version": release, "commit": _commit(Path(__file__).resolve().parents[2])}
+
+
+def _commit(checkout: Path) -> str:
+    """The commit of a checkout; "" if there is none, because the program is installed, or no git."""
+    if not (checkout / ".git").exists():
+        return ""
+    command = ["git", "-C", str(checkout), "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+changes"]
+    try:
+        return subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=60).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
