@@ -53,10 +53,29 @@ Verdict = bool | None  # None: the judge failed
 
 
 @dataclass(frozen=True)
-class Answered:
+class AnsweredQuestion:
+    """A question about a stream of `source`, and what the answerer completed."""
+
+    source: str
+    question: StreamQuestion
+    answer: Completion
+
+
+@dataclass(frozen=True)
+class JudgedCall:
+    """A call whose content a judge is asked about, and where its verdict belongs."""
+
+    store: Store
+    content: str
+    verdicts: list[Verdict]  # of the calls of its chunk
+    position: int  # of this call among them
+
+
+@dataclass(frozen=True)
+class ScoredQuestion:
     """A question about a stream and its answer; without a score if the answerer or the judge failed."""
 
-    question: StreamQuestion
+    asked: StreamQuestion
     answer: Completion
     score: float | None
     error: str = ""
@@ -65,7 +84,7 @@ class Answered:
         """One line for people."""
         given = f"failed: {self.answer.error}" if self.answer.error else " ".join(self.answer.text.split())
         score = "?" if self.score is None else f"{self.score:g}"
-        return f"[{score}] {self.question.text} -> {given} (golden: {self.question.answer})"
+        return f"[{score}] {self.asked.text} -> {given} (golden: {self.asked.answer})"
 
 
 class Memalpha(ReadingAgent):
@@ -91,8 +110,14 @@ class Memalpha(ReadingAgent):
         return self.memalpha.chunk_tokens
 
     def start(self, problem: Problem, token_counter: TokenCounter, memory: Memory | None = None) -> Workflow:
-        settings = {"agent": self.config, "config": self.memalpha, "prompts": self.prompts}
-        return memalpha(_stream(problem), **settings, token_counter=token_counter, initial=memory)
+        return memalpha(
+            _stream(problem),
+            agent=self.config,
+            config=self.memalpha,
+            prompts=self.prompts,
+            token_counter=token_counter,
+            initial=memory,
+        )
 
     def text_problem(self, chunks: Sequence[str], question: str) -> Problem:
         stream = Stream("files", tuple(chunks), (StreamQuestion(question, ""),))
@@ -120,16 +145,14 @@ class Memalpha(ReadingAgent):
                 raise ValueError(f"problem {problem.id!r} has no questions about its text: read it with memagent")
             sources.add(problem.stream.source)
             questions = [question.text for question in problem.stream.questions]
-            for name, texts, limit, setting in (
-                ("chunk", problem.stream.chunks, self.memalpha.chunk_tokens, "memalpha.chunk_tokens"),
-                ("question", questions, self.config.question_tokens, "agent.question_tokens"),
-            ):
-                longest = max(map(count, texts))
-                if longest > limit:
-                    raise ValueError(
-                        f'stream "{problem.id}" has a {name} of {longest} tokens and the budget is {limit}: raise '
-                        f"{setting} (and what depends on it, such as sampling.context_tokens) or remove the stream"
-                    )
+            longest_question = max(map(count, questions))
+            longest_chunk = max(map(count, problem.stream.chunks))
+            if longest_chunk > self.memalpha.chunk_tokens:
+                raise _over_budget(problem, "chunk", longest_chunk, "memalpha.chunk_tokens", self.memalpha.chunk_tokens)
+            if longest_question > self.config.question_tokens:
+                raise _over_budget(
+                    problem, "question", longest_question, "agent.question_tokens", self.config.question_tokens
+                )
         judged = sorted(source for source in sources if needs_judge(source, evaluation=True))
         if judged and not has_judge:
             raise ValueError(f"answers of {', '.join(judged)} are scored by a judge, and judge.backend is none: set it")
@@ -145,23 +168,26 @@ class Memalpha(ReadingAgent):
         return _tokens(tokenizer, self.prompts.chunk_prompt("", ""))
 
     def completer_tokens(self, tokenizer: PromptTokenizer, *, judge: bool) -> int:
-        settings, config, prompts = self.memalpha, self.config, self.prompts
+        prompts = self.prompts
+        answer_tokens = self.memalpha.answer_tokens
         # A source's prefix is joined to its questions by two line ends.
         prefix = max((tokenizer.count(text) + 2 for text in prompts.prefixes.values()), default=0)
-        question = prefix + config.question_tokens
-        needed = [_tokens(tokenizer, prompts.answer_prompt("", "")) + settings.answer_memory_tokens + question]
+        question = prefix + self.config.question_tokens
+        memory = self.memalpha.answer_memory_tokens
+        needed = [_tokens(tokenizer, prompts.answer_prompt("", "")) + memory + question]
         if judge:
             # JSON's escapes may make a content longer than its completion; then it does not fit, fails, and is counted.
-            judge_prompts = (prompts.judge_prompt(store, "") for store in Store)
-            needed += [_tokens(tokenizer, prompt) + config.completion_tokens for prompt in judge_prompts]
-            case = config.question_tokens + 2 * settings.answer_tokens  # with the golden answer and the given one
-            rule = max(JUDGE_RULES.values(), key=len)
-            needed.append(_tokens(tokenizer, prompts.grade_prompt("", "", "", rule)) + case)
-        return max(needed) + settings.answer_tokens + 1
+            content = self.config.completion_tokens
+            needed += [_tokens(tokenizer, prompts.judge_prompt(store, "")) + content for store in Store]
+            longest_rule = max(JUDGE_RULES.values(), key=len)
+            case = self.config.question_tokens + 2 * answer_tokens  # with the golden answer and the given one
+            needed.append(_tokens(tokenizer, prompts.grade_prompt("", "", "", longest_rule)) + case)
+        return max(needed) + answer_tokens + 1
 
     def answer(self, pairs: Sequence[tuple[Memory, str]], scoring: Scoring) -> list[Completion]:
-        asked = ((self._retriever(Stream("files", (), ()), memory, scoring), text) for memory, text in pairs)
-        return self._answers(asked, scoring)
+        no_stream = Stream("files", (), ())
+        prompts = (self._answer_prompt(self._retriever(no_stream, memory, scoring), text) for memory, text in pairs)
+        return _complete(scoring.answerer, prompts, "answers", scoring)
 
     def rewards(self, trajectories: Sequence[Trajectory], scoring: Scoring) -> list[ScoredTrajectory]:
         """One reward for each context. Without a judge the reward has no content term.
@@ -169,105 +195,170 @@ class Memalpha(ReadingAgent):
         A trajectory that did not reach the end of its stream has no reward. Two benchmarks are scored by other rules in
         evaluation.
         """
-        complete = [one for one in trajectories if one.outcome.stop is StopReason.STREAM_READ]
-        answered_RQ = self._answered(complete, scoring)
-        scored = map(self._score, complete, answered_RQ, self._verdicts(complete, scoring))
-        return [next(scored) if one.outcome.stop is StopReason.STREAM_READ else _unscored(one) for one in trajectories]
+        read_to_end = [
+            position
+            for position, trajectory in enumerate(trajectories)
+            if trajectory.outcome.stop is StopReason.STREAM_READ
+        ]
+        complete = [trajectories[position] for position in read_to_end]
+        questions_RQ = self._scored_questions(complete, scoring)
+        verdicts_RC = self._verdicts(complete, scoring)
+        scored: dict[int, ScoredTrajectory] = {}
+        for position, questions_Q, verdicts_C in zip(read_to_end, questions_RQ, verdicts_RC, strict=True):
+            scored[position] = self._score(trajectories[position], questions_Q, verdicts_C)
+        return [scored.get(position) or _unscored(trajectory) for position, trajectory in enumerate(trajectories)]
 
     def _retriever(self, stream: Stream, memory: Memory, scoring: Scoring) -> EvidenceRetriever:
         return EvidenceRetriever(stream, memory, self.memalpha, scoring.token_counter, self.prompts.tags)
 
-    def _answers(self, asked: Iterable[tuple[EvidenceRetriever, str]], scoring: Scoring) -> list[Completion]:
-        """The answers to questions, each from what is retrieved for it."""
+    def _answer_prompt(self, retriever: EvidenceRetriever, question: str) -> Prompt:
+        """Asks a question, with what is retrieved for it."""
+        question = self.prompts.with_prefix(retriever.stream.source, question)
+        return self.prompts.answer_prompt(retriever.retrieve(question), question)
 
-        def prompt(retriever: EvidenceRetriever, question: str) -> Prompt:
-            question = self.prompts.with_prefix(retriever.stream.source, question)
-            return self.prompts.answer_prompt(retriever.retrieve(question), question)
+    def _scored_questions(self, trajectories: Sequence[Trajectory], scoring: Scoring) -> list[list[ScoredQuestion]]:
+        """The questions of each stream, answered from the memory that the trajectory wrote, and scored."""
+        answered_RQ = self._answered_questions(trajectories, scoring)
+        answered = [question for answered_Q in answered_RQ for question in answered_Q]
+        grades = self._grades(answered, scoring)
+        scored = [_score_question(*case, scoring) for case in zip(answered, grades, strict=True)]
+        scored_RQ: list[list[ScoredQuestion]] = []
+        first = 0
+        for answered_Q in answered_RQ:
+            scored_RQ.append(scored[first : first + len(answered_Q)])
+            first += len(answered_Q)
+        return scored_RQ
 
-        return _complete(scoring.answerer, itertools.starmap(prompt, asked), "answers", scoring)
+    def _answered_questions(self, trajectories: Sequence[Trajectory], scoring: Scoring) -> list[list[AnsweredQuestion]]:
+        def prompts() -> Iterator[Prompt]:
+            for trajectory in trajectories:
+                stream = _stream(trajectory.problem)
+                retriever = self._retriever(stream, _read(trajectory.outcome).memory, scoring)
+                for question in stream.questions:
+                    yield self._answer_prompt(retriever, question.text)
 
-    def _answered(self, trajectories: Sequence[Trajectory], scoring: Scoring) -> list[list[Answered]]:
-        """The questions of each stream, answered from the memory that the trajectory wrote."""
-        streams = [_stream(one.problem) for one in trajectories]
-        retrievers = (self._retriever(_stream(one.problem), _read(one.outcome).memory, scoring) for one in trajectories)
-        asked = ((retriever, question.text) for retriever in retrievers for question in retriever.stream.questions)
-        answers = iter(self._answers(asked, scoring))
-        cases = [(stream.source, question, next(answers)) for stream in streams for question in stream.questions]
+        answers = _complete(scoring.answerer, prompts(), "answers", scoring)
+        answered_RQ: list[list[AnsweredQuestion]] = []
+        first = 0
+        for trajectory in trajectories:
+            stream = _stream(trajectory.problem)
+            answers_Q = answers[first : first + len(stream.questions)]
+            first += len(stream.questions)
+            pairs = zip(stream.questions, answers_Q, strict=True)
+            answered_RQ.append([AnsweredQuestion(stream.source, question, answer) for question, answer in pairs])
+        return answered_RQ
+
+    def _grades(self, answered: Sequence[AnsweredQuestion], scoring: Scoring) -> list[Completion | None]:
+        """The judge's reply on each answer; None for one that no judge scores, or that failed."""
         judged = [
-            not answer.error and needs_judge(source, evaluation=scoring.evaluation) for source, _, answer in cases
+            position
+            for position, case in enumerate(answered)
+            if not case.answer.error and needs_judge(case.source, evaluation=scoring.evaluation)
         ]
-        grade_prompts = itertools.starmap(self._grade_prompt, itertools.compress(cases, judged))
-        grades = iter(_complete(scoring.judge, grade_prompts, "grades", scoring))
+        prompts = (self._grade_prompt(answered[position]) for position in judged)
+        replies = _complete(scoring.judge, prompts, "grades", scoring)
+        reply_at = dict(zip(judged, replies, strict=True))
+        return [reply_at.get(position) for position in range(len(answered))]
 
-        def scored(source: str, question: StreamQuestion, answer: Completion, is_judged: bool) -> Answered:
-            grade, error, score = next(grades) if is_judged else None, answer.error, None
-            if grade and not _is_complete(grade):
-                error = grade.error or "the judge's reply is empty or cut off: raise memalpha.answer_tokens"
-            if not error:
-                rule = {"evaluation": scoring.evaluation, "kind": question.kind}
-                score = question_score(source, answer.text, question.answer, grade and grade.text, **rule)
-            return Answered(question, answer, score, error)
-
-        answered = (scored(*case, is_judged) for case, is_judged in zip(cases, judged, strict=True))
-        return [list(itertools.islice(answered, len(stream.questions))) for stream in streams]
-
-    def _grade_prompt(self, source: str, question: StreamQuestion, answer: Completion) -> Prompt:
-        case = question.text, str(question.answer), after_thoughts(answer.text)
-        return self.prompts.grade_prompt(*case, judge_rule(source, question.kind))
+    def _grade_prompt(self, case: AnsweredQuestion) -> Prompt:
+        question = case.question
+        rule = judge_rule(case.source, question.kind)
+        return self.prompts.grade_prompt(question.text, str(question.answer), after_thoughts(case.answer.text), rule)
 
     def _verdicts(self, trajectories: Sequence[Trajectory], scoring: Scoring) -> list[list[list[Verdict]] | None]:
         """For each trajectory, chunk and call whether its content is valid; None without a judge."""
         if scoring.judge is None:
             return [None] * len(trajectories)
-        contents_RC = [
-            [list(map(content_to_judge, calls)) for calls in _read(one.outcome).calls_C] for one in trajectories
-        ]
-        judged = (content for contents_C in contents_RC for calls in contents_C for content in calls if content)
-        prompts = itertools.starmap(self.prompts.judge_prompt, judged)
-        completions = iter(_complete(scoring.judge, prompts, "verdicts", scoring))
-
-        def verdict(content: object) -> Verdict:
-            if not content:
-                return False
-            completion = next(completions)
-            return parse_verdict(completion.text) if _is_complete(completion) else None
-
-        return [[list(map(verdict, calls)) for calls in contents_C] for contents_C in contents_RC]
+        verdicts_RC: list[list[list[Verdict]] | None] = []
+        judged: list[JudgedCall] = []
+        for trajectory in trajectories:
+            verdicts_C: list[list[Verdict]] = []
+            for calls in _read(trajectory.outcome).calls_C:
+                verdicts: list[Verdict] = [False] * len(calls)  # of a call without content to judge
+                for position, call in enumerate(calls):
+                    if to_judge := content_to_judge(call):
+                        judged.append(JudgedCall(*to_judge, verdicts, position))
+                verdicts_C.append(verdicts)
+            verdicts_RC.append(verdicts_C)
+        prompts = (self.prompts.judge_prompt(call.store, call.content) for call in judged)
+        replies = _complete(scoring.judge, prompts, "verdicts", scoring)
+        for call, reply in zip(judged, replies, strict=True):
+            call.verdicts[call.position] = parse_verdict(reply.text) if _is_complete(reply) else None
+        return verdicts_RC
 
     def _score(
-        self, trajectory: Trajectory, answered: Sequence[Answered], verdicts_C: Sequence[Sequence[Verdict]] | None
+        self,
+        trajectory: Trajectory,
+        questions: Sequence[ScoredQuestion],
+        verdicts_C: Sequence[Sequence[Verdict]] | None,
     ) -> ScoredTrajectory:
-        outcome, settings = _read(trajectory.outcome), self.memalpha
-        known = [one.score for one in answered if one.score is not None]
+        settings = self.memalpha
+        outcome = _read(trajectory.outcome)
+        known = [question.score for question in questions if question.score is not None]
         counts = outcome.counts | {
-            "questions": len(answered),
-            "answers_failed": len(answered) - len(known),
+            "questions": len(questions),
+            "answers_failed": len(questions) - len(known),
             "verdicts_failed": sum(verdict is None for calls in verdicts_C or () for verdict in calls),
         }
         if settings.answer_from == "rag":  # it searches in the complete stream
             counts["memory_tokens"] = counts["stream_tokens"]
         elif settings.answer_from == "long_context":
             counts["memory_tokens"] = min(counts["stream_tokens"], settings.answer_memory_tokens)
-        lines = "\n".join(map(str, answered))
+        lines = "\n".join(map(str, questions))
         trajectory = replace(trajectory, outcome=replace(outcome, answer=lines, counts=counts))
         if not known:
-            return _unscored(trajectory, f"no answer could be scored: {answered[0].error}")
-        scores = {"accuracy": _mean(known), **_by_kind(_stream(trajectory.problem).source, answered)}
+            return _unscored(trajectory, f"no answer could be scored: {questions[0].error}")
+        scores = {"accuracy": _mean(known), **_by_kind(_stream(trajectory.problem).source, questions)}
         if settings.answer_from != "memory":
             return ScoredTrajectory(trajectory, scores["accuracy"], "answered from the stream itself", scores)
-        if evidence := [one.question.evidence for one in answered if one.question.evidence]:
-            items = (*outcome.memory.semantic, *outcome.memory.episodic)
-            text = "\n".join((str(outcome.memory.core), *(item.text for item in items)))
+        evidence = [question.asked.evidence for question in questions if question.asked.evidence]
+        if evidence:
+            text = _memory_text(outcome.memory)
             scores["evidence_recall"] = _mean([evidence_recall(text, texts) for texts in evidence])
         calls_C = [calls_reward(results, settings.reward) for results in outcome.results_C]
-        content_C = None if verdicts_C is None else [content_reward(calls) for calls in verdicts_C]
-        sizes = {name: counts[name] for name in ("memory_tokens", "stream_tokens")}
-        reward_C, r3 = stream_reward(known, **sizes, calls_C=calls_C, content_C=content_C, config=settings.reward)
-        scores |= {"compression_reward": r3, "calls_reward": _mean(calls_C)}
+        content_C = None if verdicts_C is None else [content_reward(verdicts) for verdicts in verdicts_C]
+        reward_C, compression = stream_reward(
+            known,
+            memory_tokens=counts["memory_tokens"],
+            stream_tokens=counts["stream_tokens"],
+            calls_C=calls_C,
+            content_C=content_C,
+            config=settings.reward,
+        )
+        scores |= {"compression_reward": compression, "calls_reward": _mean(calls_C)}
         if content_C is not None:
             scores["content_reward"] = _mean(content_C)
         reason = " ".join(f"{name} {value:.3f}" for name, value in scores.items() if "/" not in name)
         return ScoredTrajectory(trajectory, _mean(reward_C), reason, scores, reward_C)
+
+
+def _score_question(case: AnsweredQuestion, grade: Completion | None, scoring: Scoring) -> ScoredQuestion:
+    """The score of an answer by the rule of its source; none if the answerer or the judge failed."""
+    error = case.answer.error
+    if grade and not _is_complete(grade):
+        error = grade.error or "the judge's reply is empty or cut off: raise memalpha.answer_tokens"
+    if error:
+        return ScoredQuestion(case.question, case.answer, None, error)
+    score = question_score(
+        case.source,
+        case.answer.text,
+        case.question.answer,
+        grade.text if grade else None,
+        evaluation=scoring.evaluation,
+        kind=case.question.kind,
+    )
+    return ScoredQuestion(case.question, case.answer, score)
+
+
+def _memory_text(memory: Memory) -> str:
+    return "\n".join((str(memory.core), *(item.text for item in (*memory.semantic, *memory.episodic))))
+
+
+def _over_budget(problem: Problem, what: str, tokens: int, setting: str, budget: int) -> ValueError:
+    return ValueError(
+        f'stream "{problem.id}" has a {what} of {tokens} tokens and the budget is {budget}: raise {setting} (and what '
+        "depends on it, such as sampling.context_tokens) or remove the stream"
+    )
 
 
 def _tokens(tokenizer: PromptTokenizer, prompt: Prompt) -> int:
@@ -296,9 +387,10 @@ def _complete(complete: Complete | None, prompts: Iterator[Prompt], what: str, s
             raise ValueError(f"judge.backend is none and {what} are needed: set it to initial_policy or openai")
         completions += complete(chunk, DRAWS[what])
         scoring.notify(f"{len(completions)} {what}")
-    errors = [one.error for one in completions if one.error]
-    lost = scoring.evaluation and any(one.lost for one in completions)
-    if lost or (len(completions) >= MIN_PROMPTS and len(errors) == len(completions)):
+    errors = [completion.error for completion in completions if completion.error]
+    lost_in_evaluation = scoring.evaluation and any(completion.lost for completion in completions)
+    all_failed = len(completions) >= MIN_PROMPTS and len(errors) == len(completions)
+    if lost_in_evaluation or all_failed:
         raise ConnectionError(
             f"{len(errors)} of {len(completions)} {what} did not come; the last failure: {errors[-1]}"
         )
@@ -316,14 +408,15 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(known) / len(known) if known else math.nan
 
 
-def _by_kind(source: str, answered: Sequence[Answered]) -> dict[str, float]:
+def _by_kind(source: str, questions: Sequence[ScoredQuestion]) -> dict[str, float]:
     """The mean score of the data set, and by the kind of question where the data gives one."""
     scores = defaultdict[str, list[float]](list)
-    for one in answered:
-        if one.score is not None:
-            kinds = (f"/{kind}" for kind in question_types(one.question.kind) if kind)
-            for name in ("", *kinds):
-                scores[f"accuracy/{source}{name}"].append(one.score)
+    for question in questions:
+        if question.score is None:
+            continue
+        scores[f"accuracy/{source}"].append(question.score)
+        for kind in filter(None, question_types(question.asked.kind)):
+            scores[f"accuracy/{source}/{kind}"].append(question.score)
     return {name: _mean(values) for name, values in sorted(scores.items())}
 
 
