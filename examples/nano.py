@@ -1,4 +1,4 @@
-"""Train `nano` in Python, read one of its trajectories, and plot its metrics. About a minute on a CPU.
+"""Train `nano` in Python, read one of its trajectories, and plot its metrics. Half a minute on a CPU.
 
     python examples/nano.py [FOLDER]
 
@@ -34,7 +34,7 @@ open_run_folder(out, config, run.tokenizer.folder)
 problem = run.problems.train[0]
 print(f"{len(run.problems.train)} training questions, for example: {problem.question} -> {problem.golden_answers[0]}")
 
-# %% Multi-context GRPO: rollouts, rewards, advantages, update, publish. rl/loop.py is the algorithm on two pages.
+# %% Multi-context GRPO: rollouts, rewards, advantages, update, publish. rl/loop.py is the algorithm on one screen.
 with MetricsWriter(out) as writer, Progress("train", config.rl.steps) as progress:
     state, start = open_state(run)
     train_run(state, start, open_collector(state, start), out, writer, progress)
