@@ -99,9 +99,9 @@ def encode_float(value: float) -> float | str:
 def encode_floats(value: Any) -> Any:
     """`value` with `encode_float` applied to every float in its mappings and sequences."""
     if isinstance(value, Mapping):
-        return {str(name): encode_floats(one) for name, one in value.items()}
+        return {str(name): encode_floats(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [encode_floats(one) for one in value]
+        return [encode_floats(inner) for inner in value]
     return encode_float(value) if isinstance(value, float) else value
 
 

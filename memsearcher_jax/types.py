@@ -37,9 +37,11 @@ class Stream:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Stream:
         """The inverse of `dataclasses.asdict`, also after a JSON round trip."""
-        asked = (question | {"evidence": tuple(question.get("evidence", ()))} for question in fields["questions"])
-        questions = tuple(StreamQuestion(**question) for question in asked)
-        return cls(fields["source"], tuple(fields["chunks"]), questions)
+        questions = []
+        for question in fields["questions"]:
+            evidence = tuple(question.get("evidence", ()))
+            questions.append(StreamQuestion(**question | {"evidence": evidence}))
+        return cls(fields["source"], tuple(fields["chunks"]), tuple(questions))
 
 
 class Objectives(tuple[tuple[str, ...], ...]):
@@ -71,7 +73,8 @@ class Problem:
         words in small letters: such a title is a phrase of the question and no page to read.
         """
         facts = self.metadata.get("supporting_facts")
-        titles = self.metadata.get("supporting_titles") or (facts.get("title") if isinstance(facts, dict) else ()) or ()
+        titles_of_facts = facts.get("title") if isinstance(facts, dict) else ()
+        titles = self.metadata.get("supporting_titles") or titles_of_facts or ()
         if not isinstance(titles, list | tuple) or not all(isinstance(title, str) for title in titles):
             raise ValueError(
                 f"problem {self.id!r}: metadata.supporting_titles must be a list of strings, not {titles!r}"
@@ -104,8 +107,11 @@ def _is_phrase(title: str, question: str) -> bool:
 
 @dataclass(frozen=True)
 class TextSpan:
-    """Text of a context. Only `trusted` text, which comes from a template, may contain chat markup. Other text is
-    encoded with special tokens disabled, so it cannot forge a turn."""
+    """Text of a context.
+
+    Only `trusted` text, which comes from a template, may contain chat markup. Other text is encoded with special tokens
+    disabled, so it cannot forge a turn.
+    """
 
     text: str
     trusted: bool
@@ -149,7 +155,7 @@ class Generate:
     def __post_init__(self) -> None:
         """A mistake is an error of the line that makes the request, and no later one of the sampler."""
         spans = self.text.segments if isinstance(self.text, Prompt) else self.text
-        if not isinstance(spans, tuple | list) or not all(isinstance(one, TextSpan) for one in spans):
+        if not isinstance(spans, tuple | list) or not all(isinstance(span, TextSpan) for span in spans):
             raise TypeError(f"Generate takes a Prompt or a tuple of TextSpan, and {self.text!r:.200} is none")
         if operator.index(self.max_tokens) < 1:
             raise ValueError(f"max_tokens {self.max_tokens} leaves none to generate")
@@ -169,9 +175,9 @@ class Search:
     queries: tuple[Query, ...]
 
     def __post_init__(self) -> None:
-        for one in self.queries:
-            if not (isinstance(one, Query) and isinstance(one.text, str) and isinstance(one.top_n, int)):
-                raise TypeError(f"Search takes queries of a text and a number, and {one!r:.200} is none")
+        for query in self.queries:
+            if not (isinstance(query, Query) and isinstance(query.text, str) and isinstance(query.top_n, int)):
+                raise TypeError(f"Search takes queries of a text and a number, and {query!r:.200} is none")
 
 
 @dataclass(frozen=True)
@@ -261,7 +267,8 @@ class StopReason(enum.Enum):
 
     def __new__(cls, value: str, description: str) -> StopReason:
         reason = object.__new__(cls)
-        reason._value_, reason.description = value, description
+        reason._value_ = value
+        reason.description = description
         return reason
 
     @property

@@ -63,9 +63,12 @@ def calibration_error(judgements: Sequence[Judgement]) -> float | None:
     Humanity's Last Exam and of BrowseComp-Plus (`scripts_evaluation/evaluate_run.py`), and so the published numbers,
     leave the last bin out of the sum. None if there are fewer answers than a bin holds.
     """
-    errors = [one.confidence / 100 - one.correct for one in sorted(judgements, key=lambda one: one.confidence)]
-    starts = range(0, len(errors) - BIN_SIZE + 1, BIN_SIZE)
+    by_confidence = sorted(judgements, key=lambda judgement: judgement.confidence)
+    errors = [judgement.confidence / 100 - judgement.correct for judgement in by_confidence]
+    number_of_bins = len(errors) // BIN_SIZE
+    if not number_of_bins:
+        return None
+    starts = [BIN_SIZE * number for number in range(number_of_bins)]
     ends = [*starts[1:], len(errors)]
-    bins = [errors[start:end] for start, end in zip(starts, ends, strict=False)]
-    squares = [len(part) * fmean(part) ** 2 for part in bins]
-    return math.sqrt(sum(squares) / len(errors)) if bins else None
+    squares = [(end - start) * fmean(errors[start:end]) ** 2 for start, end in zip(starts, ends, strict=True)]
+    return math.sqrt(sum(squares) / len(errors))

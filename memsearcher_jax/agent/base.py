@@ -96,8 +96,10 @@ class Agent(abc.ABC):
     @property
     @abc.abstractmethod
     def prompts(self) -> Any:
-        """The template set, read when it is first used. Raises FileNotFoundError or ValueError for one that does not
-        fit the workflow."""
+        """The template set, read when it is first used.
+
+        Raises FileNotFoundError or ValueError for one that does not fit the workflow.
+        """
 
     @abc.abstractmethod
     def start(self, problem: Problem, token_counter: TokenCounter) -> Workflow:
@@ -147,10 +149,12 @@ class Agent(abc.ABC):
         Without a tokenizer the templates count as one token.
         """
         limits = self._limits(tokenizer)
-        if (needed := sum(limits.values())) > context_tokens:
+        needed = sum(limits.values())
+        if needed > context_tokens:
+            parts = ", ".join(f"{name} {limit}" for name, limit in limits.items())
             raise ValueError(
-                f"a context may need {needed} tokens ({', '.join(f'{name} {limit}' for name, limit in limits.items())})"
-                f", but sampling.context_tokens is {context_tokens}: raise it or lower one of these"
+                f"a context may need {needed} tokens ({parts}), but sampling.context_tokens is {context_tokens}: raise "
+                "it or lower one of these"
             )
 
     def _limits(self, tokenizer: PromptTokenizer | None) -> dict[str, int]:
@@ -173,41 +177,45 @@ class QuestionAgent(Agent):
         return load(self.config, self.prompt_set, self.templates)
 
     def start(self, problem: Problem, token_counter: TokenCounter) -> Workflow:
-        prompts, workflow = self.prompts.with_tools(self.tools), type(self).workflow
-        return workflow(problem.question, config=self.config, prompts=prompts, token_counter=token_counter)
+        prompts = self.prompts.with_tools(self.tools)
+        return type(self).workflow(problem.question, config=self.config, prompts=prompts, token_counter=token_counter)
 
     def rewards(self, trajectories: Sequence[Trajectory], scoring: Scoring) -> list[ScoredTrajectory]:
         return [self._score(trajectory) for trajectory in trajectories]
 
     def _score(self, trajectory: Trajectory) -> ScoredTrajectory:
         """The training reward, and the metrics of the answer: 0 where there is none, no metrics where it was lost."""
-        outcome, problem, transcript = trajectory.outcome, trajectory.problem, trajectory.transcript
-        golden = problem.golden
-        earned = answers.trajectory_reward(outcome, transcript, golden, self.reward, type(self).parse_answer)
+        outcome = trajectory.outcome
+        problem = trajectory.problem
+        earned = answers.trajectory_reward(
+            outcome, trajectory.transcript, problem.golden, self.reward, type(self).parse_answer
+        )
         if outcome.stop.is_fault:
             return ScoredTrajectory(trajectory, earned.value, earned.reason)
         answer = outcome.answer if outcome.stop is StopReason.ANSWERED else None
-        scores = answers.answer_scores(answer, golden)
-        ids = problem.metadata.get("supporting_ids")  # of documents; a passage's id is DOCUMENT#START
-        if wanted := set(map(str, ids)) if isinstance(ids, list | tuple) else set():
+        scores = answers.answer_scores(answer, problem.golden)
+        supporting_ids = problem.metadata.get("supporting_ids")  # of documents; a passage's id is DOCUMENT#START
+        if isinstance(supporting_ids, list | tuple) and supporting_ids:
+            wanted = set(map(str, supporting_ids))
             found = {passage.id.partition("#")[0] for passage in outcome.passages}
             scores["evidence_recall"] = len(found & wanted) / len(wanted)
         return ScoredTrajectory(trajectory, earned.value, earned.reason, scores)
 
     def check_problems(self, problems: Iterable[Problem], count: Callable[[str], int], *, has_judge: bool) -> None:
         problems = list(problems)
-        if streams := [problem.id for problem in problems if problem.stream and problem.stream.questions]:
+        streams = [problem.id for problem in problems if problem.stream and problem.stream.questions]
+        if streams:
             raise ValueError(
                 f'problem "{streams[0]}" is a stream with questions, which agent.workflow {self.config.workflow} does '
                 "not read: evaluate it with a preset and weights of memalpha"
             )
-        limit = self.config.question_tokens
-        counts = ((problem.id, count(problem.question)) for problem in problems)
-        if too_long := [(id, tokens) for id, tokens in counts if tokens > limit]:
-            id, tokens = too_long[0]
+        budget = self.config.question_tokens
+        too_long = [problem for problem in problems if count(problem.question) > budget]
+        if too_long:
+            first = too_long[0]
             others = f" ({len(too_long)} such questions)" if len(too_long) > 1 else ""
             raise ValueError(
-                f'question "{id}" has {tokens} tokens and the budget is {limit}{others}: '
+                f'question "{first.id}" has {count(first.question)} tokens and the budget is {budget}{others}: '
                 "raise agent.question_tokens, or shorten or remove the question"
             )
 

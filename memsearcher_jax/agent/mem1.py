@@ -25,7 +25,8 @@ class Mem1Prompts(SearchR1Prompts):
 
 def mem1(question: str, *, config: AgentConfig, prompts: Mem1Prompts, token_counter: TokenCounter) -> Workflow:
     """Yields `Generate` and `Search`, returns an `Outcome`. A search in the last turn is not run."""
-    state, turns = "", list[Turn]()
+    state = ""
+    turns: list[Turn] = []
     counts = Counter(invalid_actions=0, passages_clipped=0, memory_tokens=0)
     while True:
         completion = yield Generate(prompts.initial_prompt(question, state), config.completion_tokens, END_OF_ACTION)

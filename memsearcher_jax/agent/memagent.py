@@ -34,23 +34,32 @@ class MemAgentPrompts(Prompts):
         return super().initial_prompt(question, memory or self.empty[0])
 
     def template_tokens(self, calls: int, token_counter: TokenCounter) -> int:
-        prompts = self.read("", "", ""), self.initial_prompt("")
-        return max(sum(token_counter.count(span.text) for span in one.segments) for one in prompts)
+        def tokens(prompt: Prompt) -> int:
+            return sum(token_counter.count(span.text) for span in prompt.segments)
+
+        return max(tokens(self.read("", "", "")), tokens(self.initial_prompt("")))
 
 
 def chunks_of(texts: Iterable[str], limit: int, token_counter: TokenCounter) -> Iterator[str]:
-    """Chunks of at most `limit` tokens: whole texts where they fit, else pieces. Encodes 16 characters per token."""
+    """Chunks of at most `limit` tokens: whole texts where they fit, else pieces.
+
+    Of a long text only the first 16 characters per token of the limit are encoded at a time.
+    """
     chunk = ""
     for text in texts:
-        while text:
-            joined = f"{chunk}\n\n{text}" if chunk else text
-            if len(text) <= 16 * limit and token_counter.count(joined) <= limit:
-                chunk, text = joined, ""
-            else:
-                piece = chunk or token_counter.clip(text[: 16 * limit], limit) or text[0]
-                yield piece
-                text = text if chunk else text[len(piece) :]
+        rest = text
+        while rest:
+            joined = f"{chunk}\n\n{rest}" if chunk else rest
+            if len(rest) <= 16 * limit and token_counter.count(joined) <= limit:
+                chunk = joined
+                rest = ""
+            elif chunk:
+                yield chunk
                 chunk = ""
+            else:
+                piece = token_counter.clip(rest[: 16 * limit], limit) or rest[0]
+                yield piece
+                rest = rest[len(piece) :]
     if chunk:
         yield chunk
 
@@ -59,14 +68,17 @@ def memagent(
     question: str, texts: Iterable[str], *, config: AgentConfig, prompts: MemAgentPrompts, token_counter: TokenCounter
 ) -> Workflow:
     """Yields one `Generate` for each chunk and one for the answer, returns an `Outcome`. A cut-off memory is kept."""
-    memory, turns, counts = "", list[Turn](), {"memory_tokens": 0, "memory_cuts": 0}
+    memory = ""
+    turns: list[Turn] = []
+    counts = {"memory_tokens": 0, "memory_cuts": 0}
     for chunk in chunks_of(texts, config.observation_tokens, token_counter):
         completion = yield Generate(prompts.read(question, memory, chunk), config.max_rewrite_tokens)
         if completion.finish in (FinishReason.CONTEXT_FULL, FinishReason.FORGED_TURN):
             return Outcome(protocol.STOP_REASONS[completion.finish], turns=tuple(turns), counts=counts)
-        before, written = memory, protocol.memory(completion.text) or completion.text.strip()
-        memory = token_counter.clip(written, config.memory_tokens)
-        turns.append(Turn(before, completion.text, new_memory=memory))
+        written = protocol.memory(completion.text) or completion.text.strip()
+        new_memory = token_counter.clip(written, config.memory_tokens)
+        turns.append(Turn(memory, completion.text, new_memory=new_memory))
+        memory = new_memory
         counts["memory_cuts"] += memory != written
         counts["memory_tokens"] = token_counter.count(memory)
 
@@ -91,16 +103,28 @@ class MemAgent(QuestionAgent):
 
     def start(self, problem: Problem, token_counter: TokenCounter) -> Workflow:
         assert problem.stream is not None, "`check_problems` refuses problems without a text"
-        settings = {"config": self.config, "prompts": self.prompts, "token_counter": token_counter}
-        return memagent(problem.question, problem.stream.chunks, **settings)
+        return memagent(
+            problem.question,
+            problem.stream.chunks,
+            config=self.config,
+            prompts=self.prompts,
+            token_counter=token_counter,
+        )
 
     def check_problems(self, problems: Iterable[Problem], count: Callable[[str], int], *, has_judge: bool) -> None:
         problems = list(problems)
-        if without := [one for one in problems if one.stream is None]:
-            raise ValueError(f"problem {without[0].id!r} has no text: agent.workflow memagent reads one for a question")
+        for problem in problems:
+            if problem.stream is None:
+                raise ValueError(
+                    f"problem {problem.id!r} has no text: agent.workflow memagent reads one for a question"
+                )
         super().check_problems(problems, count, has_judge=has_judge)
 
     def context_budget(self) -> dict[str, int]:
-        config, names = self.config, ("question_tokens", "memory_tokens", "observation_tokens")
-        reply = max(config.max_rewrite_tokens, config.completion_tokens)
-        return {f"agent.{name}": getattr(config, name) for name in names} | {"agent.rewrite_tokens": reply}
+        config = self.config
+        return {
+            "agent.question_tokens": config.question_tokens,
+            "agent.memory_tokens": config.memory_tokens,
+            "agent.observation_tokens": config.observation_tokens,
+            "agent.rewrite_tokens": max(config.max_rewrite_tokens, config.completion_tokens),
+        }

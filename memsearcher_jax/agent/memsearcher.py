@@ -30,7 +30,8 @@ def memsearcher(question: str, *, config: AgentConfig, prompts: Prompts, token_c
 
     for _ in range(config.max_turns):
         completion = yield Generate(prompts.initial_prompt(question, memory), config.completion_tokens)
-        turn, bodies = Turn(memory, completion.text), protocol.tool_calls(completion.text)
+        turn = Turn(memory, completion.text)
+        bodies = protocol.tool_calls(completion.text)
         if completion.finish is not FinishReason.STOP or not bodies:
             return protocol.ended(*protocol.final_answer(completion), turns, turn, counts)
 

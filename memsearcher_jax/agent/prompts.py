@@ -105,7 +105,7 @@ class Prompts:
         if not schemas:
             return self
         # A description may come from a server, and must not forge a turn: JSON can escape the bar of chat markup.
-        texts = (json.dumps({"type": "function", "function": one}, ensure_ascii=False) for one in schemas)
+        texts = (json.dumps({"type": "function", "function": schema}, ensure_ascii=False) for schema in schemas)
         lines = [text.replace("<|", "<\\u007c") for text in texts]
         system = "\n".join([f"{self.system}\n\nYou may also call these tools:", *lines])
         return replace(self, system=system, tools=tuple(schema["name"] for schema in schemas))
@@ -121,12 +121,17 @@ class Prompts:
 
     def tool_message(self, pairs: Sequence[tuple[str, str]]) -> tuple[TextSpan, ...]:
         """The user message that shows (call, result) pairs, which are untrusted text."""
-        before, between, after = self.response
-        spans = [TextSpan(self.observation[0], True)]
+        before_call, before_result, after_result = self.response
+        before_all, after_all = self.observation
+        spans = [TextSpan(before_all, True)]
         for call, result in pairs:
-            spans += [TextSpan(before, True), TextSpan(call, False), TextSpan(between, True), TextSpan(result, False)]
-            spans += [TextSpan(after, True)]
-        return _merge_trusted([*spans, TextSpan(self.observation[1], True)])
+            spans.append(TextSpan(before_call, True))
+            spans.append(TextSpan(call, False))
+            spans.append(TextSpan(before_result, True))
+            spans.append(TextSpan(result, False))
+            spans.append(TextSpan(after_result, True))
+        spans.append(TextSpan(after_all, True))
+        return _merge_trusted(spans)
 
     def continuation(self, message: Sequence[TextSpan], *, think: bool) -> tuple[TextSpan, ...]:
         """The text that follows a reply: a user message, and the beginning of the next assistant message.
@@ -144,15 +149,24 @@ class Prompts:
 
 
 def fill(system: Sequence[str], user: Sequence[str], texts: Mapping[str, str], opening: str = "") -> Prompt:
-    """A fresh context: a system and a user message whose slots hold the outside texts, by their names, in this order.
+    """A fresh context: a system and a user message whose slots hold the outside texts.
 
-    Templates are the texts around their slots; `opening` begins the reply.
+    Args:
+      system: the texts around the slots of the system message.
+      user: the texts around the slots of the user message.
+      texts: the text of every slot by its name, in the order of the slots: first those of `system`.
+      opening: the beginning of the reply.
     """
-    parts = [*system[:-1], f"{system[-1]}{END}{USER}{user[0]}", *user[1:]]
-    spans = [TextSpan(SYSTEM + parts[0], True, "prefix")]
-    for (name, text), after in zip(texts.items(), parts[1:], strict=True):
-        spans += [TextSpan(text, False, name), TextSpan(after, True)]
-    return Prompt((*spans[:-1], TextSpan(f"{spans[-1].text}{END}{ASSISTANT}{opening}", True, "suffix")))
+    border = f"{system[-1]}{END}{USER}{user[0]}"
+    around = [*system[:-1], border, *user[1:]]  # the texts around all slots
+    around[0] = SYSTEM + around[0]
+    around[-1] = f"{around[-1]}{END}{ASSISTANT}{opening}"
+    segments = [TextSpan(around[0], True, "prefix")]
+    for (name, text), after in zip(texts.items(), around[1:], strict=True):
+        segments.append(TextSpan(text, False, name))
+        segments.append(TextSpan(after, True))
+    segments[-1] = replace(segments[-1], name="suffix")
+    return Prompt(tuple(segments))
 
 
 def load(config: AgentConfig, kind: type[PromptSet] = Prompts, workflow: str = "") -> PromptSet:
@@ -167,8 +181,10 @@ def load(config: AgentConfig, kind: type[PromptSet] = Prompts, workflow: str = "
 
 def read_templates(config: AgentConfig, workflow: str = "") -> dict[str, tuple[str, ...]]:
     """The texts around the slots of every file of a set, by default of `config.workflow`. Raises like `load`."""
-    name, workflow = config.prompts, workflow or config.workflow
-    folder: Traversable = _TEMPLATES / name / workflow if name in packaged() else Path(name)
+    name = config.prompts
+    workflow = workflow or config.workflow
+    is_packaged = name in packaged()
+    folder: Traversable = _TEMPLATES / name / workflow if is_packaged else Path(name)
     if not folder.is_dir():
         styles = ", ".join(style for style in packaged() if (_TEMPLATES / style / workflow).is_dir())
         raise FileNotFoundError(f"agent.prompts: {name!r} is neither a folder nor a style of {workflow} ({styles})")
@@ -184,16 +200,22 @@ def packaged() -> list[str]:
 
 def chat_messages(prompt: Prompt) -> tuple[str, str]:
     """The system and the user message of a prompt, without markup: for models with another chat template."""
-    contents, role = ["", ""], 0
+    system = ""
+    user = ""
+    in_system = True
     for segment in prompt.segments:
-        if not segment.trusted:
-            contents[role] += segment.text
-            continue
-        before, border, after = segment.text.partition(END + ASSISTANT)[0].partition(END + USER)
-        contents[role] += before
-        role += bool(border)
-        contents[role] += after
-    return contents[0].removeprefix(SYSTEM), contents[1]
+        text = segment.text
+        if segment.trusted:
+            text = text.partition(END + ASSISTANT)[0]
+        if segment.trusted and END + USER in text:
+            end_of_system, _, text = text.partition(END + USER)
+            system += end_of_system
+            in_system = False
+        if in_system:
+            system += text
+        else:
+            user += text
+    return system.removeprefix(SYSTEM), user
 
 
 def _template(folder: Traversable, name: str, *slots: str, hint: str = "") -> tuple[str, ...]:
@@ -226,7 +248,10 @@ def _describe(slots: Sequence[str]) -> str:
 def _merge_trusted(spans: Sequence[TextSpan]) -> tuple[TextSpan, ...]:
     """Merges adjacent trusted spans: each span is encoded separately, and a border may split a token."""
     merged: list[TextSpan] = []
-    for trusted, run in groupby((span for span in spans if span.text), attrgetter("trusted")):
-        found = list(run)
-        merged += [TextSpan("".join(span.text for span in found), True)] if trusted else found
+    with_text = (span for span in spans if span.text)
+    for trusted, run in groupby(with_text, attrgetter("trusted")):
+        if trusted:
+            merged.append(TextSpan("".join(span.text for span in run), True))
+        else:
+            merged += run
     return tuple(merged)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Container, Mapping, Sequence
-from itertools import accumulate
 
 from memsearcher_jax.types import Call, Completion, FinishReason, Outcome, Query, StopReason, Turn, encodable
 
@@ -71,9 +70,15 @@ def last_box(text: str) -> str | None:
     _, box, rest = text.rpartition("\\boxed")
     if not box or not rest.startswith("{"):
         return None
-    depths = accumulate({"{": 1, "}": -1}.get(character, 0) for character in rest)
-    end = next((position for position, depth in enumerate(depths) if depth == 0), None)
-    return None if end is None else rest[1:end]
+    depth = 0
+    for position, character in enumerate(rest):
+        if character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+        if depth == 0:
+            return rest[1:position]
+    return None
 
 
 def parse_call(body: str, *, default_top_n: int, max_top_n: int, tools: Container[str] = ()) -> Query | Call | str:
@@ -88,7 +93,8 @@ def parse_call(body: str, *, default_top_n: int, max_top_n: int, tools: Containe
         call = None
     if not isinstance(call, dict):
         return "Parse tool call failed"
-    name, arguments = call.get("name"), call.get("arguments", {})
+    name = call.get("name")
+    arguments = call.get("arguments", {})
     if isinstance(name, str) and name in tools and isinstance(arguments, dict):
         try:
             text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)  # JSON has no NaN, and logs refuse it
@@ -99,7 +105,8 @@ def parse_call(body: str, *, default_top_n: int, max_top_n: int, tools: Containe
         return "Parse tool call failed"
     if not isinstance(arguments, dict):
         return "Parse query failed"
-    query, top_n = arguments.get("query"), arguments.get("top_n")
+    query = arguments.get("query")
+    top_n = arguments.get("top_n")
     if not isinstance(query, str) or not query.strip():
         return "invalid query"
     if top_n is None:
@@ -112,7 +119,8 @@ def parse_call(body: str, *, default_top_n: int, max_top_n: int, tools: Containe
 
 def _bodies(text: str, tag: str) -> list[str]:
     """The text between each opening tag and the next closing tag, if every n-th opening precedes the n-th closing."""
-    opening, closing = f"<{tag}>", f"</{tag}>"
+    opening = f"<{tag}>"
+    closing = f"</{tag}>"
     opens = [match.start() for match in re.finditer(opening, text)]
     closes = [match.start() for match in re.finditer(closing, text)]
     if len(opens) != len(closes) or any(start > end for start, end in zip(opens, closes, strict=True)):

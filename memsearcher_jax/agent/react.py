@@ -23,7 +23,8 @@ def react(question: str, *, config: AgentConfig, prompts: Prompts, token_counter
     text = prompts.initial_prompt(question)
     while True:
         completion = yield Generate(text, config.completion_tokens)
-        turn, bodies = Turn(memory="", reply=completion.text), protocol.tool_calls(completion.text)
+        turn = Turn(memory="", reply=completion.text)
+        bodies = protocol.tool_calls(completion.text)
         if completion.finish is not FinishReason.STOP or not bodies:
             return protocol.ended(*protocol.final_answer(completion), turns, turn, counts)
         if len(turns) + 1 == config.max_turns:

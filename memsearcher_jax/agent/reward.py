@@ -89,8 +89,9 @@ def answer_scores(answer: str | None, golden_answers: Sequence[str] | Objectives
     if isinstance(golden_answers, Objectives):
         parts = [] if answer is None else [part.strip() for part in answer.split(";")]
         pairs = itertools.zip_longest(parts[: len(golden_answers)], golden_answers)
-        each = [answer_scores(part, golden) for part, golden in pairs]
-        return {name: sum(scores[name] for scores in each) / len(each) for name in each[0]}
+        scores_of_parts = [answer_scores(part, golden) for part, golden in pairs]
+        names = scores_of_parts[0]
+        return {name: sum(scores[name] for scores in scores_of_parts) / len(scores_of_parts) for name in names}
     overlap = token_overlap(answer, golden_answers)
     return {
         "exact_match": exact_match(answer, golden_answers),
@@ -113,8 +114,10 @@ def memsearcher_reward(transcript: str, golden_answers: Sequence[str] | str) -> 
 
 
 def parse_boxed(transcript: str) -> Parsed:
-    """(answer, format error) of the workflows that answer in a box: the rule of `memsearcher_reward`, but a box counts
-    only outside the thoughts of the last turn."""
+    """(answer, format error) of the workflows that answer in a box.
+
+    The rule is that of `memsearcher_reward`, but a box counts only outside the thoughts of the last turn.
+    """
     return _parse(transcript, visible=protocol.without_thoughts)
 
 
@@ -171,14 +174,16 @@ def _format_error(turns: Sequence[str]) -> str:
     if not turns:
         return "no assistant response found"
     for number, turn in enumerate(turns):
-        thoughts = turn.count("<think>"), turn.count("</think>")
-        if thoughts[0] != thoughts[1]:
-            return f"<think> and </think> are not paired: think={thoughts[0]}, think_end={thoughts[1]}"
-        if number == 0 and thoughts[0] == 0:
+        opened = turn.count("<think>")
+        closed = turn.count("</think>")
+        if opened != closed:
+            return f"<think> and </think> are not paired: think={opened}, think_end={closed}"
+        if number == 0 and opened == 0:
             return "missing <think> tag"
-        calls = turn.count("<tool_call>"), turn.count("</tool_call>")
-        if calls[0] != calls[1]:
-            return f"<tool_call> and </tool_call> are not paired: tool_call={calls[0]}, tool_call_end={calls[1]}"
+        opened = turn.count("<tool_call>")
+        closed = turn.count("</tool_call>")
+        if opened != closed:
+            return f"<tool_call> and </tool_call> are not paired: tool_call={opened}, tool_call_end={closed}"
         if number == 0 and (error := _call_error(turn)):
             return error
     return ""
@@ -200,15 +205,17 @@ def _call_error(turn: str) -> str:
 def _overlap(predicted: str, golden: str) -> Overlap:
     if predicted != golden and not _CLOSED_ANSWERS.isdisjoint((predicted, golden)):
         return Overlap()
-    predicted_tokens, golden_tokens = predicted.split(), golden.split()
+    predicted_tokens = predicted.split()
+    golden_tokens = golden.split()
     common = (Counter(predicted_tokens) & Counter(golden_tokens)).total()
     if common == 0:
         return Overlap()
-    precision, recall = common / len(predicted_tokens), common / len(golden_tokens)
+    precision = common / len(predicted_tokens)
+    recall = common / len(golden_tokens)
     return Overlap(2 * precision * recall / (precision + recall), precision, recall)
 
 
 def _normalized(golden_answers: Any) -> list[str]:
-    several = isinstance(golden_answers, Iterable) and not isinstance(golden_answers, str)
-    answers = golden_answers if several else [golden_answers]
+    are_several = isinstance(golden_answers, Iterable) and not isinstance(golden_answers, str)
+    answers = golden_answers if are_several else [golden_answers]
     return [normalize(str(answer)) for answer in answers if answer is not None]

@@ -15,8 +15,10 @@ from memsearcher_jax.ranges import Count, CountOrZero, NonNegative
 
 @dataclass(frozen=True)
 class MemalphaConfig:
-    """How a stream is read, and how questions about it are answered. Defaults: the paper's released run, except
-    answer_temperature."""
+    """How a stream is read, and how questions about it are answered.
+
+    Defaults: the paper's released run, except answer_temperature.
+    """
 
     chunk_tokens: Count = 2_560
     """Maximum tokens of a chunk; longer ones are refused when the data is read."""

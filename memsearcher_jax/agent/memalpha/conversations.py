@@ -15,7 +15,8 @@ from itertools import pairwise
 
 from memsearcher_jax.agent.reward import normalize
 
-LONGMEMEVAL, LOCOMO = "longmemeval", "locomo"
+LONGMEMEVAL = "longmemeval"
+LOCOMO = "locomo"
 ABSTENTION = "abstention"
 JUDGE_RULES = {
     "temporal-reasoning": "A number of days, weeks or months that is off by one is correct.",
@@ -39,8 +40,10 @@ def judge_rule(source: str, kind: str) -> str:
 
 
 def question_types(kind: str) -> tuple[str, ...]:
-    """The types that count a question of this kind. As in LongMemEval's `print_qa_metrics.py`, a question to abstain
-    from counts in its type and as abstention."""
+    """The types that count a question of this kind.
+
+    As in LongMemEval's `print_qa_metrics.py`, a question to abstain from counts in its type and as abstention.
+    """
     kept = kind.removesuffix(_ABSTENTION_SUFFIX)
     return (kept,) if kept == kind else (kept, ABSTENTION)
 
@@ -56,7 +59,7 @@ def locomo_score(answer: str, gold: str, kind: str) -> float:
         return float(any(phrase in answer.lower() for phrase in _ABSTAINS))
     if kind == "multi-hop":
         parts = answer.split(",")
-        best = [max(_stem_f1(part, one) for part in parts) for one in gold.split(",")]
+        best = [max(_stem_f1(part, expected) for part in parts) for expected in gold.split(",")]
         return sum(best) / len(best)
     return _stem_f1(answer, gold.partition(";")[0] if kind == "open-domain" else gold)
 

@@ -177,6 +177,7 @@ def _fit_core(content: Json, budget: int, token_counter: TokenCounter) -> tuple[
     if excess <= 0:
         return content, 0
     notice = f" [content exceeds {budget} tokens, truncated]"
-    words, room = text.split(), budget - token_counter.count(notice)
+    words = text.split()
+    room = budget - token_counter.count(notice)
     kept = bisect_right(range(1, len(words)), room, key=lambda count: token_counter.count(" ".join(words[:count])))
     return token_counter.clip(" ".join(words[:kept]) + notice, budget), excess

@@ -53,9 +53,14 @@ class MemalphaPrompts:
 def load(config: AgentConfig) -> MemalphaPrompts:
     """Reads the set that `config.prompts` names. Raises FileNotFoundError or ValueError with one line."""
     texts: dict[str, Any] = read_templates(config, "memalpha")
-    (opening,), (lines,), (memory,) = (texts.pop(name) for name in ("opening", "prefixes", "memory"))
+    (opening,) = texts.pop("opening")
+    (lines,) = texts.pop("prefixes")
+    (memory,) = texts.pop("memory")
     if memory not in ("plain", "tags"):
         raise ValueError(f"agent.prompts {config.prompts}: memory.txt is {memory!r} and must be plain or tags")
-    prefixes = (line.partition(":") for line in lines.splitlines())
-    prefix_of = {source.strip(): prefix.strip().replace(r"\n", "\n") for source, colon, prefix in prefixes if colon}
-    return MemalphaPrompts(tags=memory == "tags", **texts, opening=opening, prefixes=prefix_of)
+    prefixes: dict[str, str] = {}
+    for line in lines.splitlines():
+        source, colon, prefix = line.partition(":")
+        if colon:
+            prefixes[source.strip()] = prefix.strip().replace(r"\n", "\n")
+    return MemalphaPrompts(tags=memory == "tags", **texts, opening=opening, prefixes=prefixes)

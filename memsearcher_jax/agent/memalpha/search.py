@@ -16,7 +16,9 @@ from dataclasses import dataclass
 
 from memsearcher_jax.agent.memalpha.memory import Item, Memory, Store
 
-K1, B, EPSILON = 1.5, 0.75, 0.25
+K1 = 1.5
+B = 0.75
+EPSILON = 0.25
 TOP_K = 20
 
 
@@ -53,13 +55,15 @@ class BM25Index:
         words = tokenize(query)
         if not words:
             return []
-        scores, mean_length = [0.0] * len(self.lengths), sum(self.lengths) / max(1, len(self.lengths))
+        scores = [0.0] * len(self.lengths)
+        mean_length = sum(self.lengths) / max(1, len(self.lengths))
         for word in words:
             for position, occurrences in self.postings.get(word, ()):
                 norm = K1 * (1 - B + B * self.lengths[position] / mean_length)
                 scores[position] += self.idf[word] * (occurrences * (K1 + 1) / (occurrences + norm))
         eligible = [position for position, score in enumerate(scores) if min_score is None or score >= min_score]
-        return [(one, scores[one]) for one in sorted(eligible, key=scores.__getitem__, reverse=True)[:top_k]]
+        ranked = sorted(eligible, key=scores.__getitem__, reverse=True)
+        return [(position, scores[position]) for position in ranked[:top_k]]
 
 
 def tokenize(text: str) -> list[str]:

@@ -19,7 +19,10 @@ from memsearcher_jax.agent.memalpha.memory import CallResult, ErrorKind, Json, M
 from memsearcher_jax.agent.memalpha.search import search
 from memsearcher_jax.types import TokenCounter, encodable
 
-INSERT, UPDATE, DELETE, SEARCH = "new_memory_insert", "memory_update", "memory_delete", "search_memory"
+INSERT = "new_memory_insert"
+UPDATE = "memory_update"
+DELETE = "memory_delete"
+SEARCH = "search_memory"
 OFFERED = (INSERT, UPDATE, DELETE)
 """The tools that a policy may call while it reads. The original also runs `search_memory`, which it never offers."""
 CONTENT_ARGUMENT = {INSERT: "content", UPDATE: "new_content"}
@@ -122,7 +125,8 @@ def content_to_judge(call: Call) -> tuple[Store, str] | None:
     arguments = parse_arguments(call.arguments)
     if call.name not in CONTENT_ARGUMENT or not isinstance(arguments, dict):
         return None
-    memory_type, content = arguments.get("memory_type"), arguments.get(CONTENT_ARGUMENT[call.name])
+    memory_type = arguments.get("memory_type")
+    content = arguments.get(CONTENT_ARGUMENT[call.name])
     name = memory_type.replace("_memory", "") if isinstance(memory_type, str) else ""
     store = _STORES.get(f"{name}_memory")
     return (store, content) if store and isinstance(content, str) and content.strip() else None
@@ -133,11 +137,13 @@ def _check_arguments(name: str, arguments: dict[str, Any]) -> Store | CallResult
     for required in ("memory_type", "query") if name == SEARCH else ("memory_type",):
         if required not in arguments:
             return CallResult.failed(ErrorKind.MISSING, f"the argument {required!r} is missing")
-    memory_type, store = arguments["memory_type"], None
+    memory_type = arguments["memory_type"]
+    store = None
     if isinstance(memory_type, str):
         # delete and search also take the name of a store without "_memory"
-        bare = name in (DELETE, SEARCH)
-        store = _STORES.get(memory_type.replace("_memory", "") + "_memory" if bare else memory_type)
+        takes_bare_name = name in (DELETE, SEARCH)
+        full_name = memory_type.replace("_memory", "") + "_memory" if takes_bare_name else memory_type
+        store = _STORES.get(full_name)
     if name == SEARCH:
         if not isinstance(memory_type, str) or not isinstance(arguments["query"], str):
             return CallResult.failed(ErrorKind.UNEXPECTED, f"{SEARCH} takes text for memory_type and query")

@@ -90,7 +90,8 @@ class EvidenceRetriever:
 
     def _render(self, retrieved: Mapping[Store, Sequence[Item]], count: int) -> str:
         """The original's blocks: the core unless it is empty, then both lists, numbered by rank and without ids."""
-        core, heading = str(self.memory.core), "{}_memory" if self.tags else "{} memory"
+        core = str(self.memory.core)
+        heading = "{}_memory" if self.tags else "{} memory"
         blocks = [_block(heading.format("core"), core, "", self.tags)] if core.strip() else []
         for store in ITEM_STORES:
             lines = "\n".join(f"{rank}. {item.text}" for rank, item in enumerate(retrieved[store][:count], start=1))
@@ -101,7 +102,9 @@ class EvidenceRetriever:
     @cached_property
     def _end_of_stream(self) -> str:
         """The last `answer_memory_tokens` of the stream, starting at the beginning of a word."""
-        budget, tokens, first = self.config.answer_memory_tokens, 0, len(self.stream.chunks)
+        budget = self.config.answer_memory_tokens
+        first = len(self.stream.chunks)
+        tokens = 0
         while first and tokens <= budget:
             first -= 1
             tokens += self.token_counter.count(self.stream.chunks[first])

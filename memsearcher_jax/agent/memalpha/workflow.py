@@ -51,9 +51,9 @@ def memalpha(
     token_counter: TokenCounter,
     initial: Memory | None = None,
 ) -> Workflow:
-    """Yields one `Generate` per chunk, returns a `StreamOutcome`. Does no I/O and never raises, whatever the policy
-    writes. Begins with the memory `initial`, by default an empty one.
+    """Yields one `Generate` per chunk, returns a `StreamOutcome`.
 
+    Does no I/O and never raises, whatever the policy writes. Begins with the memory `initial`, by default an empty one.
     The complete calls of a reply that was cut off, or that forged a chat turn, are run.
     """
     memory = initial or Memory(core_budget=config.core_tokens)
@@ -67,7 +67,8 @@ def memalpha(
         return StreamOutcome(stop, "", tuple(turns), counts, "", memory, tuple(calls_C), tuple(results_C))
 
     # The baselines answer from the stream itself and write no memory.
-    for chunk in stream.chunks if config.answer_from == "memory" else ():
+    chunks = stream.chunks if config.answer_from == "memory" else ()
+    for chunk in chunks:
         shown = render_memory(memory, config.shown_items, agent.memory_tokens, token_counter, tags=prompts.tags)
         completion = yield Generate(prompts.chunk_prompt(shown, chunk), agent.completion_tokens)
         if completion.finish is FinishReason.CONTEXT_FULL:
