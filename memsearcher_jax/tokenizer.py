@@ -41,8 +41,10 @@ class ChatTokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> ChatTokenizer:
-        """Reads `tokenizer.json`, chat template, special tokens and the end tokens of `generation_config.json`. A
-        tokenizer without a chat template is taken for ChatML. Raises FileNotFoundError or ValueError in one line."""
+        """Reads `tokenizer.json`, chat template, special tokens and the end tokens of `generation_config.json`.
+
+        A tokenizer without a chat template is taken for ChatML. Raises FileNotFoundError or ValueError in one line.
+        """
         file = Path(folder) / "tokenizer.json"
         if not file.is_file():
             raise FileNotFoundError(f"no tokenizer.json in {folder}: set --model.tokenizer to a folder that has one")
@@ -53,12 +55,7 @@ class ChatTokenizer:
         except Exception as error:  # the libraries raise bare Exception for a file that they cannot read
             raise ValueError(f"the tokenizer in {folder} cannot be read: {' '.join(str(error).split())}") from error
         rendered = _render(library, folder) if library.chat_template else [*CHATML[:3], IM_END + CHATML[3]]
-        # With the tokens that tokenizer_config.json and its neighbours add to tokenizer.json.
-        added = library.backend_tokenizer.get_added_tokens_decoder().values()
-        own = [token for token in added if not token.content.isspace() and token.content in "".join(rendered)]
-        for token in own:  # not every folder declares it, and outside text must not become markup
-            token.special = True
-        library.backend_tokenizer.add_special_tokens(own)
+        _declare_special(library.backend_tokenizer, "".join(rendered))
         tokenizer = cls(library.backend_tokenizer.to_str(), str(folder))
         if unknown := [id for id in ends if id not in tokenizer._specials]:
             raise ValueError(
@@ -70,8 +67,14 @@ class ChatTokenizer:
         names = (end, library.eos_token, END_OF_TEXT, *map(tokenizer.id_to_token, ends))
         end_tokens = tuple(name for name in dict.fromkeys(names) if name in known)
         tokenizer = replace(tokenizer, markup=markup, end_tokens=end_tokens)
+        tokenizer._check(end)
+        return tokenizer
+
+    def _check(self, end: str) -> None:
+        """Raises ValueError for a folder whose markup outside text could hold. `end`: the token that ends a reply."""
+        folder = self.folder
         # transformers reads config.json where there is no generation_config.json; a run folder keeps neither.
-        used = {id for id, token in tokenizer._specials.items() if token in end_tokens}
+        used = {id for id, token in self._specials.items() if token in self.end_tokens}
         unused = set(_end_ids(Path(folder) / "config.json")) - used
         if unused and not (Path(folder) / "generation_config.json").is_file():
             raise ValueError(
@@ -79,17 +82,18 @@ class ChatTokenizer:
                 "add a generation_config.json that does"
             )
         # A page could hold markup without one, which transcripts would show as a turn.
-        if end not in known or not all(any(token in text for token in known) for text in markup):
+        known = self._specials.values()
+        has_special = [any(token in text for token in known) for text in self.markup]
+        if end not in known or not all(has_special):
             raise ValueError(
                 f"the tokenizer in {folder} has no {IM_START} and {IM_END}, nor a chat template with special tokens "
                 "between messages: choose the one of a chat model"
             )
         conversation = "content".join((*CHATML[:3], IM_END + CHATML[3]))
-        if tokenizer.transcript(tokenizer.encode_trusted(conversation)) != conversation:  # which rewards are read from
+        if self.transcript(self.encode_trusted(conversation)) != conversation:  # which rewards are read from
             raise ValueError(
                 f"the tokenizer in {folder} alters white space at markup: set lstrip, rstrip, add_prefix_space to false"
             )
-        return tokenizer
 
     @cached_property
     def _template(self) -> Tokenizer:
@@ -237,6 +241,17 @@ def _render(library: Any, folder: str | Path) -> list[str]:
     if THINK in assistant:
         raise ValueError(f"the chat template in {folder} ends a thought before each reply: choose one that does not")
     return [system, user, assistant, after_reply]
+
+
+def _declare_special(tokenizer: Tokenizer, markup: str) -> None:
+    """Makes the added tokens of the markup special: not every folder declares it, and outside text must not become
+    markup."""
+    # With the tokens that tokenizer_config.json and its neighbours add to tokenizer.json.
+    added = tokenizer.get_added_tokens_decoder().values()
+    own = [token for token in added if not token.content.isspace() and token.content in markup]
+    for token in own:
+        token.special = True
+    tokenizer.add_special_tokens(own)
 
 
 def _end_ids(file: Path) -> list[int]:

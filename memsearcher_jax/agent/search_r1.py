@@ -101,8 +101,10 @@ def run_query(
         (result,) = yield Search(queries)
         turn = replace(turn, calls=(query,), queries=queries, results=(result,))
     if query is not None:
-        ((_, passages),), clipped = fit_results([""], [result], config.observation_tokens, prompts, token_counter)
-        message, counts = prompts.information(passages), {"passages_clipped": clipped["passages_clipped"]}
+        fitted = fit_results([""], [result], config.observation_tokens, prompts, token_counter)
+        ((_, passages),) = fitted.pairs
+        message = prompts.information(passages)
+        counts = {"passages_clipped": fitted.passages_clipped}
     observation = "".join(span.text for span in message)
     return ToolUse(replace(turn, observation=observation), message, counts, result.error)
 

@@ -30,10 +30,11 @@ def rag(question: str, *, config: AgentConfig, prompts: Prompts, token_counter: 
         turn = Turn(memory="", reply="", queries=(query,), results=(result,))
         return Outcome(StopReason.SEARCH_FAILED, turns=(turn,), error=result.error)
 
-    ((_, passages),), clipped = fit_results([""], [result], config.observation_tokens, prompts, token_counter)
+    fitted = fit_results([""], [result], config.observation_tokens, prompts, token_counter)
+    ((_, passages),) = fitted.pairs
     completion = yield Generate(prompts.initial_prompt(question, passages), config.completion_tokens)
     turn = Turn(memory="", reply=completion.text, queries=(query,), results=(result,), observation=passages)
-    counts = {"passages_clipped": clipped["passages_clipped"]}
+    counts = {"passages_clipped": fitted.passages_clipped}
     return protocol.ended(*protocol.final_answer(completion), (), turn, counts)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.prompts import Prompts
@@ -30,23 +32,36 @@ def run_tool_calls(
     Calls that name a tool of the run's own are `Call` requests, all others are queries of one `Search`.
     """
     calls = tuple(bodies[: config.max_calls])
-    limits = {"default_top_n": config.default_top_n, "max_top_n": config.max_top_n}
-    parsed = [parse_call(body, **limits, tools=prompts.tools) for body in calls]
-    queries = tuple(query for query in parsed if isinstance(query, Query))
-    results: tuple[SearchResult, ...] = tuple((yield Search(queries)) if queries else ())
-    error, remaining, shown = next((result.error for result in results if result.error), ""), iter(results), []
-    for one in parsed:
-        if isinstance(one, Call):
-            result: ToolResult = yield one
-            error = error or (result.error if result.lost else "")
-            shown.append(SearchResult((Passage("", result.text),), result.error))
+    parsed = [
+        parse_call(body, default_top_n=config.default_top_n, max_top_n=config.max_top_n, tools=prompts.tools)
+        for body in calls
+    ]
+    queries = tuple(request for request in parsed if isinstance(request, Query))
+    results: tuple[SearchResult, ...] = ()
+    if queries:
+        results = tuple((yield Search(queries)))
+    error = next((result.error for result in results if result.error), "")
+    shown: list[SearchResult] = []  # one for each call
+    found = iter(results)
+    for request in parsed:
+        if isinstance(request, Query):
+            shown.append(next(found))
+        elif isinstance(request, Call):
+            answer: ToolResult = yield request
+            shown.append(SearchResult((Passage("", answer.text),), answer.error))
+            if answer.lost:
+                error = error or answer.error
         else:
-            shown.append(next(remaining) if isinstance(one, Query) else SearchResult(error=one))
-    pairs, clipped = fit_results(calls, shown, config.observation_tokens, prompts, token_counter)
-    counts = {"calls_ignored": len(bodies) - len(calls), **clipped}
-    message = prompts.tool_message(pairs)
+            shown.append(SearchResult(error=request))
+    fitted = fit_results(calls, shown, config.observation_tokens, prompts, token_counter)
+    message = prompts.tool_message(fitted.pairs)
     observation = "".join(span.text for span in message)
     turn = replace(turn, calls=calls, queries=queries, results=results, observation=observation)
+    counts = {
+        "calls_ignored": len(bodies) - len(calls),
+        "calls_clipped": fitted.calls_clipped,
+        "passages_clipped": fitted.passages_clipped,
+    }
     return ToolUse(turn, message, counts, error)
 
 
@@ -54,38 +69,71 @@ def fair_shares(demands: Sequence[int], budget: int) -> list[int]:
     """Splits `budget` by max-min fairness: no share exceeds its demand, and the smallest cut share is maximal."""
     shares = [0] * len(demands)
     remaining = budget
-    for rank, index in enumerate(sorted(range(len(demands)), key=demands.__getitem__)):
-        shares[index] = min(demands[index], remaining // (len(demands) - rank))
+    smallest_first = sorted(range(len(demands)), key=demands.__getitem__)
+    for rank, index in enumerate(smallest_first):
+        equal_share = remaining // (len(demands) - rank)
+        shares[index] = min(demands[index], equal_share)
         remaining -= shares[index]
     return shares
 
 
+@dataclass(frozen=True)
+class FittedResults:
+    """What a message shows of tool calls and their results."""
+
+    pairs: list[tuple[str, str]]  # (call, result)
+    calls_clipped: int
+    passages_clipped: int
+
+
+class _Part(NamedTuple):
+    """Text of a message: only `text` may be clipped, the texts around it are of the template."""
+
+    before: str
+    text: str
+    after: str
+
+
 def fit_results(
     calls: Sequence[str], results: Sequence[SearchResult], budget: int, prompts: Prompts, token_counter: TokenCounter
-) -> tuple[list[tuple[str, str]], dict[str, int]]:
+) -> FittedResults:
     """(call, result) pairs of at most `budget` tokens together, and how many calls and passages were clipped."""
-    count, clip = token_counter.count, token_counter.clip
-    complete = [[("", call, ""), *_show(result, prompts)] for call, result in zip(calls, results, strict=True)]
-    shares = iter(fair_shares([sum(map(count, part)) for parts in complete for part in parts], budget))
+    parts: list[_Part] = []  # of each call: the call, then what its result shows
+    first_parts: list[int] = []  # of each call, where its parts begin
+    for call, result in zip(calls, results, strict=True):
+        first_parts.append(len(parts))
+        parts.append(_Part("", call, ""))
+        parts += _show(result, prompts)
+    clipped = _clip_parts(parts, budget, token_counter)
 
-    def clip_part(before: str, text: str, after: str) -> tuple[str, str, str]:
-        return before, clip(text, max(0, next(shares) - count(before) - count(after))), after
-
-    clipped = [[clip_part(*part) for part in parts] for parts in complete]
-    texts = [text for (_, call, _), *parts in clipped for text in (call, "".join(map("".join, parts)).strip())]
+    texts: list[str] = []
+    calls_clipped = 0
+    passages_clipped = 0
+    for first, end in pairwise([*first_parts, len(parts)]):
+        result_parts = clipped[first + 1 : end]
+        texts += [clipped[first].text, "".join(map("".join, result_parts)).strip()]
+        calls_clipped += clipped[first] != parts[first]
+        passages_clipped += sum(map(operator.ne, result_parts, parts[first + 1 : end]))
     # Joined passages may encode to a few tokens more than the same passages apart, so the joined text is clipped too.
-    limits = fair_shares([count(text) for text in texts], budget)
-    texts = [clip(text, limit) for text, limit in zip(texts, limits, strict=True)]
-    changed = [[new != old for new, old in zip(*parts, strict=True)] for parts in zip(clipped, complete, strict=True)]
-    counts = {
-        "calls_clipped": sum(call for call, *_ in changed),
-        "passages_clipped": sum(passage for _, *passages in changed for passage in passages),
-    }
-    return list(zip(texts[::2], texts[1::2], strict=True)), counts
+    limits = fair_shares([token_counter.count(text) for text in texts], budget)
+    texts = [token_counter.clip(text, limit) for text, limit in zip(texts, limits, strict=True)]
+    pairs = list(zip(texts[::2], texts[1::2], strict=True))
+    return FittedResults(pairs, calls_clipped, passages_clipped)
 
 
-def _show(result: SearchResult, prompts: Prompts) -> list[tuple[str, str, str]]:
-    """(template text before, text to clip, template text after) of each passage, or of the error."""
+def _clip_parts(parts: Sequence[_Part], budget: int, token_counter: TokenCounter) -> list[_Part]:
+    """The parts, whose texts are clipped so that all have at most `budget` tokens, those of the template included."""
+    count = token_counter.count
+    shares = fair_shares([sum(map(count, part)) for part in parts], budget)
+    clipped = []
+    for part, share in zip(parts, shares, strict=True):
+        limit = max(0, share - count(part.before) - count(part.after))
+        clipped.append(part._replace(text=token_counter.clip(part.text, limit)))
+    return clipped
+
+
+def _show(result: SearchResult, prompts: Prompts) -> list[_Part]:
+    """Each passage, or the error."""
     if result.error:
-        return [("", " ".join(result.error.split()), "")]
-    return [prompts.show_passage(number, passage) for number, passage in enumerate(result.passages, start=1)]
+        return [_Part("", " ".join(result.error.split()), "")]
+    return [_Part(*prompts.show_passage(number, passage)) for number, passage in enumerate(result.passages, start=1)]

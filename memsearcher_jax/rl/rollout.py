@@ -70,16 +70,19 @@ class Job:
 
 def make_jobs(problems: Sequence[Problem], group_size: int, first: int = 0) -> list[Job]:
     """G rollouts of each problem, numbered in order from that of problem number `first` on."""
-    copies = ((problem, copy) for problem in problems for copy in range(group_size))
-    return [Job(first * group_size + number, *pair) for number, pair in enumerate(copies)]
+    return [
+        Job((first + index) * group_size + copy, problem, copy)
+        for index, problem in enumerate(problems)
+        for copy in range(group_size)
+    ]
 
 
 @dataclass
-class _Active:
+class _Running:
     """A workflow that holds a slot."""
 
     job: Job
-    workflow: Workflow
+    generator: Workflow
     slot: int
     version: int  # of the policy
     contexts: list[Context]  # those that are complete
@@ -124,46 +127,49 @@ class RolloutDriver:
         """
         began = time.monotonic()
         queue = jobs if isinstance(jobs, deque) else deque(jobs)
-        active: dict[int, _Active] = {}  # by slot
+        running: dict[int, _Running] = {}  # by slot
         tools = ToolExecutor(self.backends)
-        kept_tokens, step_seconds = 0, 0.0
+        kept_tokens = 0
+        step_seconds = 0.0
 
-        def resume(one: _Active, answer: Any) -> None:
+        def handle(workflow: _Running, request: Search | Call | Outcome | None) -> None:
+            """Does what the workflow asks for; None: it generates."""
             nonlocal kept_tokens
-            request = self._advance(one, answer)
             if isinstance(request, Search | Call):
-                tools.submit(one, request)
+                tools.submit(workflow, request)
             elif isinstance(request, Outcome):
-                del active[one.slot]
-                finished = self._finish(one, request)
-                kept_tokens += one.kept_tokens
-                on_end(one.job, finished)
+                del running[workflow.slot]
+                finished = self._finish(workflow, request)
+                kept_tokens += workflow.kept_tokens
+                on_end(workflow.job, finished)
 
         self.engine.start(params, key)
         try:
-            while (active or queue) and should_continue():
+            while (running or queue) and should_continue():
                 self.check()
                 for slot in self.engine.scheduler.free_slots:
-                    if slot not in active and queue:
+                    if slot not in running and queue:
                         job = queue.popleft()
-                        workflow = self._workflow(job.problem)
-                        active[slot] = _Active(job, workflow, slot, version, list(job.begun.contexts))
-                        resume(active[slot], job.begun)
+                        generator = self._workflow(job.problem)
+                        running[slot] = _Running(job, generator, slot, version, list(job.begun.contexts))
+                        handle(running[slot], self._begin(running[slot]))
                 tools.start()
                 if tools.pending:
-                    tools.wait(self._patience(tools, len(active), step_seconds))
-                    for one, response in tools.completed():
-                        resume(one, response)
+                    tools.wait(self._patience(tools, len(running), step_seconds))
+                    for workflow, response in tools.completed():
+                        handle(workflow, self._resume(workflow, response))
                     tools.start()  # requests that these workflows have submitted run during the step
                 if self.engine.scheduler.active:
                     step_began = time.monotonic()
                     generations = self.engine.step()
                     step_seconds = time.monotonic() - step_began
                     for generation in generations:
-                        resume(active[generation.slot], generation)
-            for one in active.values():
-                kept_tokens += one.kept_tokens
-                on_end(one.job, Rollout(tuple(one.contexts), tuple(one.responses[: one.complete_responses])))
+                        workflow = running[generation.slot]
+                        handle(workflow, self._generated(workflow, generation))
+            for workflow in running.values():
+                kept_tokens += workflow.kept_tokens
+                responses = tuple(workflow.responses[: workflow.complete_responses])
+                on_end(workflow.job, Rollout(tuple(workflow.contexts), responses))
         finally:
             stats = self.engine.stop()
         memory = device_memory([device.memory_stats() for device in jax.local_devices()])
@@ -188,12 +194,13 @@ class RolloutDriver:
         assert finished.outcome is not None, "only `should_continue` pauses workflows"
         last_ids = finished.contexts[-1].ids if finished.contexts else ()
         transcript = self.tokenizer.transcript(last_ids)
-        results = tuple(one for one in finished.responses if isinstance(one, ToolResult))
+        results = tuple(response for response in finished.responses if isinstance(response, ToolResult))
         return Trajectory(job.problem, job.rollout, finished.outcome, finished.contexts, transcript, results)
 
     def outcome(self, problem: Problem, responses: Sequence[Response]) -> Outcome:
         """What the problem's workflow returns after these responses. Raises ValueError if it does not return."""
-        workflow, reason = self._workflow(problem), "it asks for more"
+        workflow = self._workflow(problem)
+        reason = "it asks for more"
         try:
             for response in (None, *responses):
                 workflow.send(response)
@@ -209,7 +216,7 @@ class RolloutDriver:
     def _workflow(self, problem: Any) -> Workflow:
         return checked(self.start, problem, list(filter(None, self.backends)))
 
-    def _patience(self, tools: ToolExecutor, active: int, step_seconds: float) -> float:
+    def _patience(self, tools: ToolExecutor, running: int, step_seconds: float) -> float:
         """Seconds to wait for tools before the next step, which workflows that still wait for one miss.
 
         Waiting must cost the others no more than missing the step costs these; slow searches miss it anyway.
@@ -218,86 +225,114 @@ class RolloutDriver:
             return MAX_PATIENCE
         if tools.latencies and tools.latencies[-1] > step_seconds:
             return 0.0
-        return step_seconds * tools.running / active
+        return step_seconds * tools.running / running
 
-    def _advance(self, one: _Active, answer: Any) -> Search | Call | Outcome | None:
-        """Resumes the workflow until it asks for a tool, ends, or generates (None)."""
-        if isinstance(answer, FinishedGeneration) and not answer.finite:
-            with contextlib.suppress(Exception):  # a workflow may object to being closed; it is over all the same
-                one.workflow.close()
-            return Outcome(StopReason.NOT_FINITE, error="the policy's logits were not finite")
+    def _begin(self, workflow: _Running) -> Search | Call | Outcome | None:
+        """Starts the workflow, or lets it go on after the responses that it got before it was paused.
+
+        Returns what it asks for, as `_resume` does.
+        """
+        *earlier, last = (None, *workflow.job.begun.responses)
         try:
-            if isinstance(answer, FinishedGeneration):
-                one.end_tokens = int(answer.ids[-1] in self.tokenizer.stop_ids)
-                answer = self.tokenizer.completion(answer.ids, found_stop=answer.found_stop)
-            if isinstance(answer, Rollout):
-                answer = _replay(one, answer.responses)
+            for response in earlier:
+                workflow.generator.send(response)
+        except StopIteration as end:
+            return end.value
+        except Exception as error:
+            return Outcome(StopReason.FAULT, error=described(error))
+        workflow.responses += workflow.job.begun.responses[:-1]
+        return self._resume(workflow, last)
+
+    def _generated(self, workflow: _Running, generation: FinishedGeneration) -> Search | Call | Outcome | None:
+        """Resumes the workflow with a generation that has ended; returns what it asks for, as `_resume` does."""
+        if not generation.finite:
+            with contextlib.suppress(Exception):  # a workflow may object to being closed; it is over all the same
+                workflow.generator.close()
+            return Outcome(StopReason.NOT_FINITE, error="the policy's logits were not finite")
+        ended_by_token = bool(generation.ids) and generation.ids[-1] in self.tokenizer.stop_ids
+        workflow.end_tokens = int(ended_by_token)
+        completion = self.tokenizer.completion(generation.ids, found_stop=generation.found_stop)
+        return self._resume(workflow, completion)
+
+    def _resume(self, workflow: _Running, response: Response | None) -> Search | Call | Outcome | None:
+        """Sends the workflow a response, None to begin, until it asks for a tool, ends, or generates (None)."""
+        try:
             while True:
-                one.responses += [] if answer is None else [answer]
-                request = one.workflow.send(answer)
+                if response is not None:
+                    workflow.responses.append(response)
+                request = workflow.generator.send(response)
                 if not isinstance(request, Generate):
                     return request
-                if self._generate(one, request):
+                if self._generate(workflow, request):
                     return None
-                answer = Completion("", FinishReason.CONTEXT_FULL)
+                response = Completion("", FinishReason.CONTEXT_FULL)
         except StopIteration as end:
             return end.value
         except Exception as error:
             return Outcome(StopReason.FAULT, error=described(error))
 
-    def _generate(self, one: _Active, request: Generate) -> bool:
+    def _generate(self, workflow: _Running, request: Generate) -> bool:
         """Hands the text to the workflow's slot; False if it does not fit the context."""
-        engine, tokenizer = self.engine, self.tokenizer
-        find_stop = partial(tokenizer.find_stop, request.stop) if request.stop else None
-        seed, sampling = one.job.number, self.sampling
-        if overrides := request.overrides:
-            find_stop = partial(_find_stop, find_stop, overrides.progress)
-            seed = overrides.seed
-            sampling = replace(
-                sampling or engine.scheduler.settings.params, temperature=overrides.temperature, top_p=overrides.top_p
-            )
+        find_stop = self._find_stop(request)
         if isinstance(request.text, Prompt):
-            prompt_ids = [id for segment in tokenizer.prompt(request.text) for id in segment]
-            if not engine.scheduler.fits(None, len(prompt_ids)):
-                return False
-            self._close_context(one)
-            rng_stream = seed, len(one.contexts)
-            engine.scheduler.open_context(one.slot, prompt_ids, rng_stream, request.max_tokens, sampling, find_stop)
-            one.has_context, one.complete_responses = True, len(one.responses)
-            return True
-        if not one.has_context:
+            return self._open_context(workflow, request.text, request, find_stop)
+        if not workflow.has_context:
             raise ValueError("a workflow must open a context with a Prompt before it adds text")
-        ids = tokenizer.encode_spans(request.text)
-        if not engine.scheduler.fits(one.slot, len(ids)):
+        scheduler = self.engine.scheduler
+        ids = self.tokenizer.encode_spans(request.text)
+        if not scheduler.fits(workflow.slot, len(ids)):
             return False
-        drop = one.end_tokens if request.same_turn else 0
-        engine.scheduler.extend_context(one.slot, ids, request.max_tokens, find_stop, drop)
+        drop = workflow.end_tokens if request.same_turn else 0
+        scheduler.extend_context(workflow.slot, ids, request.max_tokens, find_stop, drop)
         return True
 
-    def _close_context(self, one: _Active) -> None:
-        if one.has_context:
-            context = self.engine.scheduler.pop_context(one.slot)
-            one.contexts.append(Context(context.ids, context.logprobs, context.sampled, one.version))
-            one.kept_tokens += sum(context.sampled)
-        one.has_context = False
+    def _open_context(self, workflow: _Running, prompt: Prompt, request: Generate, find_stop: FindStop | None) -> bool:
+        """Replaces the context of the workflow by a new one; False, and changes nothing, if the prompt does not fit."""
+        scheduler = self.engine.scheduler
+        ids = [id for segment in self.tokenizer.prompt(prompt) for id in segment]
+        if not scheduler.fits(None, len(ids)):
+            return False
+        self._close_context(workflow)
+        seed = workflow.job.number
+        params = self.sampling
+        if request.overrides:
+            seed = request.overrides.seed
+            params = replace(
+                params or scheduler.settings.params,
+                temperature=request.overrides.temperature,
+                top_p=request.overrides.top_p,
+            )
+        rng_stream = (seed, len(workflow.contexts))
+        scheduler.open_context(workflow.slot, ids, rng_stream, request.max_tokens, params, find_stop)
+        workflow.has_context = True
+        workflow.complete_responses = len(workflow.responses)
+        return True
 
-    def _finish(self, one: _Active, outcome: Outcome) -> Rollout:
-        self._close_context(one)
+    def _find_stop(self, request: Generate) -> FindStop | None:
+        """Where the generation ends apart from the stop tokens."""
+        find_stop = partial(self.tokenizer.find_stop, request.stop) if request.stop else None
+        if request.overrides:
+            return partial(_stop_or_progress, find_stop, request.overrides.progress)
+        return find_stop
+
+    def _close_context(self, workflow: _Running) -> None:
+        if workflow.has_context:
+            context = self.engine.scheduler.pop_context(workflow.slot)
+            workflow.contexts.append(Context(context.ids, context.logprobs, context.sampled, workflow.version))
+            workflow.kept_tokens += sum(context.sampled)
+        workflow.has_context = False
+
+    def _finish(self, workflow: _Running, outcome: Outcome) -> Rollout:
+        self._close_context(workflow)
         if outcome.stop is StopReason.NOT_FINITE:
-            one.contexts.pop()  # a trainer's forward pass over it would not be finite either
-        return Rollout(tuple(one.contexts), tuple(one.responses), outcome)
+            workflow.contexts.pop()  # a trainer's forward pass over it would not be finite either
+        return Rollout(tuple(workflow.contexts), tuple(workflow.responses), outcome)
 
 
-def _find_stop(find_stop: FindStop | None, progress: Callable[[Sequence[int]], bool], ids: Sequence[int]) -> int | None:
+def _stop_or_progress(
+    find_stop: FindStop | None, progress: Callable[[Sequence[int]], bool], ids: Sequence[int]
+) -> int | None:
     """As `find_stop`; `progress` sees the ids and may end the generation."""
     end = find_stop(ids) if find_stop else None
-    return len(ids) if progress(ids[:end]) and end is None else end
-
-
-def _replay(one: _Active, responses: Sequence[Response]) -> Response | None:
-    """Sends the workflow all responses but the last, which it returns; None for a workflow that has not begun."""
-    *earlier, last = (None, *responses)
-    for response in earlier:
-        one.workflow.send(response)
-    one.responses += responses[:-1]
-    return last
+    is_ended = progress(ids[:end])
+    return len(ids) if is_ended and end is None else end

@@ -50,18 +50,23 @@ class Context:
         span = slice(self.length, self.length + len(ids))
         self.ids_C[span] = ids
         if logprob_T is not None:
-            self.logprob_C[span], self.sampled_C[span] = logprob_T, True
+            self.logprob_C[span] = logprob_T
+            self.sampled_C[span] = True
         self.length += len(ids)
 
     def truncate(self, length: int) -> None:
         """Keeps the first `length` tokens, of which at most all but the last are cached."""
-        self.logprob_C[length:], self.sampled_C[length:] = 0.0, False
-        self.length, self.cached, self.lost = length, min(self.cached, length - 1), min(self.lost, length - 1)
+        self.logprob_C[length:] = 0.0
+        self.sampled_C[length:] = False
+        self.length = length
+        self.cached = min(self.cached, length - 1)
+        self.lost = min(self.lost, length - 1)
 
     def generate(self, max_tokens: int, find_stop: FindStop | None) -> None:
         """Starts a generation after the last token."""
         self.find_stop = find_stop
-        self.generation_start, self.remaining = self.length, min(max_tokens, len(self.ids_C) - self.length)
+        self.generation_start = self.length
+        self.remaining = min(max_tokens, len(self.ids_C) - self.length)
 
     def generated(self) -> tuple[int, ...]:
         """The tokens of the last generation."""

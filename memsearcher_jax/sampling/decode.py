@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,19 @@ class Decode:
     top_k_A: HostArray  # int32
     top_p_A: HostArray  # float32
     page_table_AN: HostArray  # int32: with room for the new tokens
+
+
+class _Loop(NamedTuple):
+    """What one iteration of the decoding loop hands to the next one."""
+
+    number: Array  # of the iteration, from 0
+    last_A: Array  # int32: the token that the iteration feeds
+    remaining_A: Array
+    count_A: Array
+    buffer: DecodeBuffer  # keys and values of the tokens that were fed
+    token_AJ: Array
+    logprob_AJ: Array
+    finite_A: Array
 
 
 @jax.tree_util.register_dataclass
@@ -60,64 +73,66 @@ def decode(
     at most. In bfloat16 they change logits by a rounding error of 2^-8, so another schedule may draw another token; a
     schedule that is repeated draws the same tokens in both types.
     """
-    cached_A, shape_AJ = call.length_A - 1, (call.length_A.shape[0], steps)
+    cached_A = call.length_A - 1
+    A = call.length_A.shape[0]
     view = CacheView.of(cache, call.page_table_AN, cached_A, cached_A)
-    key_A = jax.vmap(lambda stream_2: jax.random.fold_in(jax.random.fold_in(root_key, stream_2[0]), stream_2[1]))(
-        call.rng_stream_A2
-    )
+
+    def context_key(stream_2: Array) -> Array:
+        trajectory_key = jax.random.fold_in(root_key, stream_2[0])
+        return jax.random.fold_in(trajectory_key, stream_2[1])
+
+    key_A = jax.vmap(context_key)(call.rng_stream_A2)
     # The numbers of all positions that this call may draw for: fewer operations than step by step.
     position_AJ = call.length_A[:, None] + jnp.arange(steps)
     key_AJ = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(key_A, position_AJ)
     uniform_AJ = jax.vmap(jax.vmap(jax.random.uniform))(key_AJ)
 
-    def any_active(carry) -> Array:
-        number, _, remaining_A, *_ = carry
-        return (number < steps) & jnp.any(remaining_A > 0)
+    def any_active(loop: _Loop) -> Array:
+        return (loop.number < steps) & jnp.any(loop.remaining_A > 0)
 
-    def step(carry):
-        number, last_A, remaining_A, count_A, buffer, token_AJ, logprob_AJ, finite_A = carry
-        is_active_A = remaining_A > 0
+    def step(loop: _Loop) -> _Loop:
+        is_active_A = loop.remaining_A > 0
         # Contexts that have ended read nothing.
         active_view = replace(view, length_A=jnp.where(is_active_A, cached_A, 0))
         hidden_A1D, buffer = qwen.forward(
             params,
             model,
-            last_A[:, None],
-            cached_A[:, None] + number,
+            loop.last_A[:, None],
+            cached_A[:, None] + loop.number,
             is_active_A[:, None].astype(jnp.int32),
-            DecodeCache(active_view, buffer),
+            DecodeCache(active_view, loop.buffer),
             output="hidden",
         )
+        assert isinstance(buffer, DecodeBuffer)  # what `DecodeCache.append` returns
         logits_A1V = qwen.logits(qwen.output_embedding(params, model), hidden_A1D)
-        uniform_A = jax.lax.dynamic_index_in_dim(uniform_AJ, number, axis=1, keepdims=False)
+        uniform_A = jax.lax.dynamic_index_in_dim(uniform_AJ, loop.number, axis=1, keepdims=False)
         drawn_A, logprob_A = sample(logits_A1V[:, 0], uniform_A, call.temperature_A, call.top_k_A, call.top_p_A)
         is_finite_A = jnp.isfinite(logprob_A)
         accepted_A = is_active_A & is_finite_A
         continues_A = accepted_A & ~jnp.isin(drawn_A, jnp.array(stop_ids, jnp.int32))
-        return (
-            number + 1,
-            jnp.where(accepted_A, drawn_A, last_A),
-            jnp.where(continues_A, remaining_A - 1, 0),
-            count_A + accepted_A,
-            buffer,
-            jax.lax.dynamic_update_index_in_dim(token_AJ, drawn_A, number, axis=1),
-            jax.lax.dynamic_update_index_in_dim(logprob_AJ, logprob_A, number, axis=1),
-            finite_A & (is_finite_A | ~is_active_A),
+        return _Loop(
+            number=loop.number + 1,
+            last_A=jnp.where(accepted_A, drawn_A, loop.last_A),
+            remaining_A=jnp.where(continues_A, loop.remaining_A - 1, 0),
+            count_A=loop.count_A + accepted_A,
+            buffer=buffer,
+            token_AJ=jax.lax.dynamic_update_index_in_dim(loop.token_AJ, drawn_A, loop.number, axis=1),
+            logprob_AJ=jax.lax.dynamic_update_index_in_dim(loop.logprob_AJ, logprob_A, loop.number, axis=1),
+            finite_A=loop.finite_A & (is_finite_A | ~is_active_A),
         )
 
-    initial = (
-        jnp.int32(0),
-        call.token_A,
-        call.remaining_A,
-        jnp.zeros_like(call.length_A),
-        DecodeBuffer.empty(model, *shape_AJ),
-        jnp.zeros(shape_AJ, jnp.int32),
-        jnp.zeros(shape_AJ, jnp.float32),
-        jnp.ones(shape_AJ[0], bool),
+    initial = _Loop(
+        number=jnp.int32(0),
+        last_A=call.token_A,
+        remaining_A=call.remaining_A,
+        count_A=jnp.zeros_like(call.length_A),
+        buffer=DecodeBuffer.empty(model, A, steps),
+        token_AJ=jnp.zeros((A, steps), jnp.int32),
+        logprob_AJ=jnp.zeros((A, steps), jnp.float32),
+        finite_A=jnp.ones(A, bool),
     )
-    final: tuple[Any, ...] = jax.lax.while_loop(any_active, step, initial)
-    _, _, remaining_A, count_A, buffer, token_AJ, logprob_AJ, finite_A = final
+    final = jax.lax.while_loop(any_active, step, initial)
     # As many fed tokens are kept as were drawn: the last one drawn has not been fed yet.
-    kept_AJ = (jnp.arange(steps) < count_A[:, None]).astype(jnp.int32)
-    cache = view.append(buffer.k_LBKJH, buffer.v_LBKJH, kept_AJ)
-    return cache, DecodeOutput(token_AJ, logprob_AJ, count_A, remaining_A, finite_A)
+    kept_AJ = (jnp.arange(steps) < final.count_A[:, None]).astype(jnp.int32)
+    cache = view.append(final.buffer.k_LBKJH, final.buffer.v_LBKJH, kept_AJ)
+    return cache, DecodeOutput(final.token_AJ, final.logprob_AJ, final.count_A, final.remaining_A, final.finite_A)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,8 @@ def draw(
     """(token_S, logprob_S), as `logits.sample` describes."""
     X, S, V = logits_XSV.shape
     # Padding is never drawn: its weight is 0. Rows of padding draw something.
-    rows, lanes = -S % ROWS, -V % LANES
+    rows = -S % ROWS
+    lanes = -V % LANES
     logits_XSV = jnp.pad(logits_XSV, ((0, 0), (0, rows), (0, lanes)), constant_values=-jnp.inf)
     # One array for what each row has one of, and one for the results: a float32 holds a token number exactly.
     rules_S4 = jnp.pad(
@@ -50,6 +51,17 @@ def draw(
     return drawn_S2[:S, 0].astype(jnp.int32), drawn_S2[:S, 1]
 
 
+class _Located(NamedTuple):
+    """The columns at which the cumulative sum first exceeds the target, else the last of positive weight."""
+
+    sum_R1: Array  # of all columns until now
+    is_found_R1: Array  # int32: 1 after the sum has exceeded the target
+    before_R1: Array  # the sum before the columns
+    first_R1: Array  # int32: the first column
+    weight_RC: Array
+    scaled_RC: Array
+
+
 def _kernel(
     logits_XRV: Any,
     rules_R4: Any,  # uniform number, temperature, top_k, top_p
@@ -66,7 +78,8 @@ def _kernel(
 
     def scan_columns(step: Callable, carry: Any) -> Any:
         """step(x, first, carry) -> carry for each block x and its columns first .. first + LANES, in order."""
-        width, rest = COLUMNS * LANES, V // LANES % COLUMNS
+        width = COLUMNS * LANES
+        rest = V // LANES % COLUMNS
 
         def steps(x: int, count: int, first: Any, carry: Any) -> Any:
             for column in range(count):
@@ -131,22 +144,26 @@ def _kernel(
     mass_R1 = total(lambda at: nucleus(at, threshold_p_R1))  # of what top-k keeps
     target_R1 = uniform_R1 * mass_R1
 
-    def locate(x: int, first: Any, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        """Keeps the columns at which the cumulative sum first exceeds the target, else the last of positive weight."""
-        sum_R1, is_found_R1, *kept = carry
+    def locate(x: int, first: Any, located: _Located) -> _Located:
         at = x, slice(None), pl.ds(first, LANES)
         weight_RC = nucleus(at, threshold_p_R1)
         added_R1 = jnp.sum(weight_RC, axis=1, keepdims=True)
-        here = (sum_R1, jnp.full((ROWS, 1), x * vocab + first), weight_RC, scaled_XRV[at])
-        is_here_R1 = (added_R1 > 0) & (is_found_R1 == 0)
-        kept = [jnp.where(is_here_R1, new, old) for new, old in zip(here, kept, strict=True)]
-        is_found_R1 = jnp.where(sum_R1 + added_R1 > target_R1, 1, is_found_R1)
-        return sum_R1 + added_R1, is_found_R1, *kept
+        is_here_R1 = (added_R1 > 0) & (located.is_found_R1 == 0)
+        sum_R1 = located.sum_R1 + added_R1
+        return _Located(
+            sum_R1=sum_R1,
+            is_found_R1=jnp.where(sum_R1 > target_R1, 1, located.is_found_R1),
+            before_R1=jnp.where(is_here_R1, located.sum_R1, located.before_R1),
+            first_R1=jnp.where(is_here_R1, jnp.full((ROWS, 1), x * vocab + first), located.first_R1),
+            weight_RC=jnp.where(is_here_R1, weight_RC, located.weight_RC),
+            scaled_RC=jnp.where(is_here_R1, scaled_XRV[at], located.scaled_RC),
+        )
 
-    zero_R1, no_R1, zero_RC = jnp.zeros((ROWS, 1)), jnp.zeros((ROWS, 1), jnp.int32), jnp.zeros((ROWS, LANES))
-    *_, before_R1, first_R1, weight_RC, scaled_RC = scan_columns(
-        locate, (zero_R1, no_R1, zero_R1, no_R1, zero_RC, zero_RC)
-    )
+    zero_R1 = jnp.zeros((ROWS, 1))
+    no_R1 = jnp.zeros((ROWS, 1), jnp.int32)
+    zero_RC = jnp.zeros((ROWS, LANES))
+    nowhere = _Located(zero_R1, no_R1, zero_R1, no_R1, zero_RC, zero_RC)
+    _, _, before_R1, first_R1, weight_RC, scaled_RC = scan_columns(locate, nowhere)
     cumulative_RC = weight_RC
     for shift in (1, 2, 4, 8, 16, 32, 64):
         cumulative_RC += jnp.where(lane_RC >= shift, pltpu.roll(cumulative_RC, shift, 1), 0.0)

@@ -34,7 +34,8 @@ class Engine:
 
     def __init__(self, model: ModelConfig, settings: SamplingConfig, stop_ids: Sequence[int], mesh: Mesh):
         """`mesh` has local devices only: an engine never waits for another host. Raises ValueError as `Scheduler`."""
-        replicas, self._meshes = replica_count(mesh), [mesh]
+        replicas = replica_count(mesh)
+        self._meshes = [mesh]
         if settings.engine_per_replica:
             rows = mesh.devices.reshape(replicas, 1, 1, -1)
             self._meshes = [Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types) for devices in rows]

@@ -66,7 +66,8 @@ def lower_programs(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> 
     cache = abstract_cache(model, settings, mesh)
     params = abstract_params(model, settings, mesh)
     steps = Scheduler(settings, replica_count(mesh)).warm_up_steps()
-    (copies, *prefills), largest = steps[0].calls, steps[-1].decode
+    copies, *prefills = steps[0].calls
+    largest = steps[-1].decode
 
     def abstract(x: np.ndarray) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.named_sharding(mesh, ()))

@@ -47,7 +47,10 @@ class PagePool:
 
     def clear(self) -> None:
         """Frees all pages and forgets what they contain."""
-        self._parent_P[:], self._planned_P[:], self._cached_P[:], self._holders_P[:] = UNUSED, 0, 0, 0
+        self._parent_P[:] = UNUSED
+        self._planned_P[:] = 0
+        self._cached_P[:] = 0
+        self._holders_P[:] = 0
         self._free = dict.fromkeys(range(len(self._holders_P)))
 
     def pages_for(self, tokens: int) -> int:
@@ -57,7 +60,8 @@ class PagePool:
     def find(self, ids_T: np.ndarray) -> CachedPrefix:
         """The longest cached beginning of `ids_T`."""
         pages: list[int] = []
-        parent, E = ROOT, self.page_tokens
+        parent = ROOT
+        E = self.page_tokens
         for start in range(0, len(ids_T), E):
             wanted_E = ids_T[start : start + E]
             child_X = np.flatnonzero(self._parent_P == parent)
@@ -68,7 +72,8 @@ class PagePool:
             planned_X = np.minimum(common_X, self._planned_P[child_X])
             cached_X = np.minimum(common_X, self._cached_P[child_X])
             best = np.lexsort((cached_X, planned_X))[-1]
-            page, cached = int(child_X[best]), int(cached_X[best])
+            page = int(child_X[best])
+            cached = int(cached_X[best])
             if cached < E:
                 return CachedPrefix(pages, page, cached, is_growing=bool(cached < planned_X[best]))
             pages.append(page)
@@ -115,15 +120,16 @@ class PagePool:
 
     def plan(self, pages: Sequence[int], start: int, ids_T: np.ndarray) -> None:
         """Records tokens that a context will have from `start` on."""
-        for page, first, end in self._spans(pages, start, start + len(ids_T)):
-            at = page * self.page_tokens
-            self._ids_PE[pages[page], first - at : end - at] = ids_T[first - start : end - start]
-            self._planned_P[pages[page]] = end - at
+        for number, first, end in self._spans(pages, start, start + len(ids_T)):
+            page_start = number * self.page_tokens
+            page = pages[number]
+            self._ids_PE[page, first - page_start : end - page_start] = ids_T[first - start : end - start]
+            self._planned_P[page] = end - page_start
 
     def mark_cached(self, pages: Sequence[int], start: int, end: int) -> None:
         """Records that the planned tokens from `start` to `end` are cached."""
-        for page, _, last in self._spans(pages, start, end):
-            self._cached_P[pages[page]] = last - page * self.page_tokens
+        for number, _, last in self._spans(pages, start, end):
+            self._cached_P[pages[number]] = last - number * self.page_tokens
 
     def _spans(self, pages: Sequence[int], start: int, end: int) -> list[tuple[int, int, int]]:
         """(number in `pages`, first, end) of the part of the tokens from `start` to `end` that each page holds."""

@@ -33,7 +33,10 @@ class Replica:
         self._settings = settings
         self.pool = PagePool(pages, settings.page_tokens)
         self.contexts: dict[int, Context] = {}  # by slot, in the order in which they were opened
-        self.preempted = self.shared_tokens = self.recomputed_tokens = 0  # counted since `clear`
+        # Counted since `clear`.
+        self.preempted = 0
+        self.shared_tokens = 0
+        self.recomputed_tokens = 0
 
     @property
     def active(self) -> bool:
@@ -54,7 +57,9 @@ class Replica:
         """Drops all contexts and all that is cached."""
         self.contexts.clear()
         self.pool.clear()
-        self.preempted = self.shared_tokens = self.recomputed_tokens = 0
+        self.preempted = 0
+        self.shared_tokens = 0
+        self.recomputed_tokens = 0
 
     def remove(self, slot: int) -> Context:
         """Takes the slot's context out; its pages keep their content until they are allocated again."""
@@ -91,7 +96,8 @@ class Replica:
         A context whose beginning another one is about to prefill waits for it.
         """
         running = self.running
-        for context in [context for context in self.contexts.values() if context.remaining and not context.pages]:
+        waiting = [context for context in self.contexts.values() if context.remaining and not context.pages]
+        for context in waiting:
             prefix = self.pool.find(context.ids_C[: context.length - 1])
             if prefix.is_growing:
                 continue
@@ -100,14 +106,16 @@ class Replica:
             while missing > self.pool.free and not running:
                 self._preempt(self._youngest_holder())
             # A page for each running context that will need one, and would preempt this one soon.
-            if missing + sum(map(self._will_grow, running)) > self.pool.free:
+            reserved = sum(map(self._will_grow, running))
+            if missing + reserved > self.pool.free:
                 self.pool.release(prefix.pages)
                 return
             yield from self._admit(context, prefix)
             running.append(context)
 
     def _admit(self, context: Context, prefix: CachedPrefix) -> Iterator[tuple[int, int]]:
-        pages = context.pages = list(prefix.pages)
+        pages = list(prefix.pages)
+        context.pages = pages
         context.cached = len(pages) * self.pool.page_tokens + prefix.tail_tokens
         if prefix.tail_tokens:
             self.pool.extend(pages, 1)
@@ -123,12 +131,15 @@ class Replica:
 
     def prefill_chunks(self, rows: int) -> list[PrefillChunk]:
         """At most `rows` chunks of the running contexts, the oldest first, which from now on count as cached."""
-        width, chunks = self._settings.prefill_chunk, []
+        width = self._settings.prefill_chunk
+        chunks: list[PrefillChunk] = []
         for context in self.running:
-            cached, end = context.cached, context.length - 1
+            cached = context.cached
+            end = context.length - 1
             for start in range(cached, end, width)[: rows - len(chunks)]:
-                chunks.append(PrefillChunk(context, start, min(width, end - start), cached))
-                self.mark_cached(context, start + chunks[-1].tokens)
+                chunk = PrefillChunk(context, start, min(width, end - start), cached)
+                chunks.append(chunk)
+                self.mark_cached(context, start + chunk.tokens)
         return chunks
 
     def uncached_chunks(self) -> int:
@@ -149,7 +160,8 @@ class Replica:
     def _preempt(self, context: Context) -> None:
         self.pool.release(context.pages)
         context.lost = max(context.lost, context.cached)
-        context.pages, context.cached = [], 0
+        context.pages = []
+        context.cached = 0
         self.preempted += 1
 
     def _plan(self, context: Context) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
-from itertools import groupby, zip_longest
+from itertools import chain, groupby, zip_longest
 
 import numpy as np
 
@@ -96,8 +96,10 @@ class Scheduler:
     def free_slots(self) -> list[int]:
         """Slots that hold no context, alternating over the groups so that new contexts are spread evenly."""
         free = [slot for slot in range(self.settings.slots) if slot not in self._replica(slot).contexts]
-        by_group = (list(slots) for _, slots in groupby(free, lambda slot: slot // (self._group_size * self._size)))
-        return [slot for slots in zip_longest(*by_group) for slot in slots if slot is not None]
+        group_slots = self._group_size * self._size
+        by_group = [list(slots) for _, slots in groupby(free, lambda slot: slot // group_slots)]
+        alternating = chain.from_iterable(zip_longest(*by_group))
+        return [slot for slot in alternating if slot is not None]
 
     @property
     def active(self) -> bool:
@@ -115,7 +117,8 @@ class Scheduler:
             self._stats.shared_tokens += replica.shared_tokens
             self._stats.recomputed_tokens += replica.recomputed_tokens
             replica.clear()
-        stats, self._stats = self._stats, SamplerStats()
+        stats = self._stats
+        self._stats = SamplerStats()
         return stats
 
     def fits(self, slot: int | None, tokens: int) -> bool:
@@ -173,7 +176,8 @@ class Scheduler:
         self._stats.slots += len(replicas) * self._size
         if not any(decoding):
             return ScheduledStep(calls, None, {})
-        size = next(size for size in self._batch_sizes if size >= max(map(len, decoding)))
+        most = max(map(len, decoding))
+        size = next(size for size in self._batch_sizes if size >= most)
         rows = {
             replica * size + row: context
             for replica, contexts in enumerate(decoding)
@@ -206,9 +210,9 @@ class Scheduler:
 
     def warm_up_steps(self) -> list[ScheduledStep]:
         """Steps without any work, with calls of every shape that a step may need; the last one decodes for all rows."""
-        calls = [self._copy_call([[]]), *(self._prefill_call([[]], width) for width in self.settings.prefill_buckets)]
+        prefills = [self._prefill_call([[]], width) for width in self.settings.prefill_buckets]
         steps = [ScheduledStep([], self._decode_call({}, size), {}) for size in self._batch_sizes]
-        return [ScheduledStep(calls, None, {}), *steps]
+        return [ScheduledStep([self._copy_call([[]]), *prefills], None, {}), *steps]
 
     def _truncate(self, context: Context, length: int) -> None:
         """Keeps the first `length` tokens of a context; the others were sampled."""
@@ -230,17 +234,18 @@ class Scheduler:
 
     def _prefill(self, replicas: Sequence[Replica]) -> Iterator[CopyPages | Prefill]:
         """Admits contexts and caches their tokens; a later call may share what an earlier one caches."""
-        chunk, budget = self.settings.prefill_chunk, self.settings.prefill_tokens_per_step
+        size = self.settings.prefill_chunk
+        budget = self.settings.prefill_tokens_per_step
         while budget > 0:
             copies = [list(replica.admit()) for replica in replicas]
             while any(copies):
                 yield self._copy_call([pairs[:COPIES_PER_CALL] for pairs in copies])
                 copies = [pairs[COPIES_PER_CALL:] for pairs in copies]
-            left = max(replica.uncached_chunks() for replica in replicas) * chunk
+            left = max(replica.uncached_chunks() for replica in replicas) * size
             if not left:
                 return
             width = self.settings.prefill_bucket(left)
-            chunks = [replica.prefill_chunks(width // chunk) for replica in replicas]
+            chunks = [replica.prefill_chunks(width // size) for replica in replicas]
             self._stats.prefilled_tokens += sum(chunk.tokens for row in chunks for chunk in row)
             budget -= width
             yield self._prefill_call(chunks, width)
@@ -250,12 +255,14 @@ class Scheduler:
         source_A, target_A = np.zeros((2, self._group_size * COPIES_PER_CALL), np.int32)
         for replica, copies in enumerate(pairs):
             for row, (source, target) in enumerate(copies, start=replica * COPIES_PER_CALL):
-                source_A[row], target_A[row] = source, target
+                source_A[row] = source
+                target_A[row] = target
         return CopyPages(source_A, target_A)
 
     def _prefill_call(self, chunks: Sequence[Sequence[PrefillChunk]], width: int) -> Prefill:
         """Each replica's chunks, in a call of `width` tokens for each replica."""
-        size, rows = self.settings.prefill_chunk, width // self.settings.prefill_chunk
+        size = self.settings.prefill_chunk
+        rows = width // size
         A = self._group_size * rows
         ids_AW, segment_AW = np.zeros((2, A, size), np.int32)
         start_A, length_A = np.zeros((2, A), np.int32)
@@ -265,13 +272,19 @@ class Scheduler:
                 context = chunk.context
                 ids_AW[row, : chunk.tokens] = context.ids_C[chunk.start : chunk.start + chunk.tokens]
                 segment_AW[row, : chunk.tokens] = context.slot + 1
-                start_A[row], length_A[row] = chunk.start, chunk.cached
+                start_A[row] = chunk.start
+                length_A[row] = chunk.cached
                 page_table_AN[row, : len(context.pages)] = context.pages
         position_AW = start_A[:, None] + np.arange(size, dtype=np.int32)
-        ids_BT, position_BT, segment_BT = (
-            x_AW.reshape(self._group_size, width) for x_AW in (ids_AW, position_AW, segment_AW)
+        B = self._group_size
+        return Prefill(
+            ids_BT=ids_AW.reshape(B, width),
+            position_BT=position_AW.reshape(B, width),
+            segment_BT=segment_AW.reshape(B, width),
+            page_table_AN=page_table_AN,
+            start_A=start_A,
+            length_A=length_A,
         )
-        return Prefill(ids_BT, position_BT, segment_BT, page_table_AN, start_A, length_A)
 
     def _decode_call(self, contexts: dict[int, Context], size: int) -> Decode:
         """The contexts of some rows, in a call of `size` rows for each replica."""
@@ -282,14 +295,16 @@ class Scheduler:
         rng_stream_A2 = np.zeros((A, 2), np.uint32)
         page_table_AN = np.zeros((A, self.settings.context_pages), np.int32)
         for row, context in contexts.items():
-            token_A[row], length_A[row] = context.ids_C[context.length - 1], context.length
-            remaining_A[row], rng_stream_A2[row] = context.remaining, context.rng_stream
+            token_A[row] = context.ids_C[context.length - 1]
+            length_A[row] = context.length
+            remaining_A[row] = context.remaining
+            rng_stream_A2[row] = context.rng_stream
             params = context.params
             temperature_A[row] = params.temperature if params.temperature >= LEAST_TEMPERATURE else 0.0
-            top_k_A[row], top_p_A[row] = params.top_k, max(params.top_p, LEAST_TOP_P)
+            top_k_A[row] = params.top_k
+            top_p_A[row] = max(params.top_p, LEAST_TOP_P)
             page_table_AN[row, : len(context.pages)] = context.pages
-        rules = (temperature_A, top_k_A, top_p_A)
-        return Decode(token_A, length_A, remaining_A, rng_stream_A2, *rules, page_table_AN)
+        return Decode(token_A, length_A, remaining_A, rng_stream_A2, temperature_A, top_k_A, top_p_A, page_table_AN)
 
     def _group(self, group: int) -> list[Replica]:
         return self._replicas[group * self._group_size :][: self._group_size]
