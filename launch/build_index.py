@@ -58,7 +58,10 @@ class BuildProgress(contextlib.ExitStack):
     def __call__(self, stage: str, done: int, total: int) -> None:
         if stage != self._stage:
             self.close()
-            self._stage, self._began, self._first, self._done = stage, time.monotonic(), done, done
+            self._stage = stage
+            self._began = time.monotonic()
+            self._first = done
+            self._done = done
             self._is_live = bool(total) and sys.stderr.isatty()
             self._bar = self.enter_context(Progress(stage, total if self._is_live else 0, done=done))
         rate = (done - self._first) / max(time.monotonic() - self._began, 1e-9)
@@ -75,7 +78,8 @@ class BuildProgress(contextlib.ExitStack):
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse(BuildIndex, argv)
-        shard, config = parse_shard(flags.shard), flags.run.retrieval
+        shard = parse_shard(flags.shard)
+        config = flags.run.retrieval
         if config.index_type == "scann":
             scann_index.check_installed()
         if flags.out is None:
@@ -106,8 +110,9 @@ def parse_shard(text: str) -> BuildShard:
 def build_shard(flags: BuildIndex, out: Path, shard: BuildShard) -> dict[str, Any]:
     """Builds this shard of the index, and the index itself in shard 0. Returns its manifest."""
     check_absent(out)
-    config, model = hub.local(flags.run).retrieval, None
+    config = hub.local(flags.run).retrieval
     precomputed = read_embeddings(flags.embeddings) if flags.embeddings else None
+    model = None
     if config.encoder != HASHING and config.method != "bm25":
         model = preconditions.load_encoder(config)  # before the corpus, which takes longer to validate
     with BuildProgress() as progress:
@@ -118,10 +123,11 @@ def build_shard(flags: BuildIndex, out: Path, shard: BuildShard) -> dict[str, An
         print(f"{staging_dir(out)}: {done}")
         return {"shard": asdict(shard)}
     manifest = json.loads((out / MANIFEST).read_text())
-    about, quality = "for words alone", "exact"
-    if manifest.get("tree"):
-        quality = f"recall {manifest['recall']:.3f} on {manifest['measured_on']} held-out probes"
+    about = "for words alone"
     if vectors := manifest["vectors"]:
+        quality = "exact"
+        if manifest["tree"]:
+            quality = f"recall {manifest['recall']:.3f} on {manifest['measured_on']} held-out probes"
         about = f"of {vectors['size']} dimensions by {vectors['encoder']}, {quality}"
     print(f"{out}: {manifest['passages']:,} passages {about}; search it with {search_flags(flags.run.retrieval, out)}")
     return manifest

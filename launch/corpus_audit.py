@@ -35,7 +35,8 @@ def audit_questions(
 
     `on_progress` receives a step, the items done and their total, which is 0 if unknown.
     """
-    config, data = run.retrieval, run.data
+    config = run.retrieval
+    data = run.data
     problems = [problem for problem in read_questions(data, entries, out / "data") if problem.golden_answers]
     if not problems:
         raise ValueError(f"--audit {' '.join(entries)}: there are no questions with answers: name files of questions")
@@ -50,10 +51,11 @@ def audit_questions(
         lambda searched: print(f"searched {searched:,} of {len(problems):,} questions", file=sys.stderr, flush=True),
     )
     groups: dict[str, list[audit.Audited]] = {}
-    for one in audited:
-        groups.setdefault(str(one.problem.metadata.get("source", "questions")), []).append(one)
+    for question in audited:
+        source = str(question.problem.metadata.get("source", "questions"))
+        groups.setdefault(source, []).append(question)
     result = {name: audit.summarize(group) for name, group in groups.items()}
-    hopeless = [one.row() for one in audited if one.is_hopeless]
+    hopeless = [question.row() for question in audited if question.is_hopeless]
     atomic_write(out / "hopeless.jsonl", "".join(map(encode_line, hopeless)).encode())
     show(result)
     print(f"{out / 'hopeless.jsonl'}: {len(hopeless)} of {len(audited)} questions, to leave out with --data.exclude")
@@ -64,10 +66,11 @@ def read_questions(data: DataConfig, entries: Sequence[str], directory: Path) ->
     """The questions of the entries; train and test are those of the settings."""
     data = replace(data, objectives=1)  # data.exclude names single questions, too
     others = tuple(entry for entry in entries if entry not in SPLITS)
-    named = [(data, entry) for entry in entries if entry in SPLITS]
-    named += [(replace(data, train=(), exclude="", test=others), "test")] if others else []
+    settings_and_splits = [(data, entry) for entry in entries if entry in SPLITS]
+    if others:
+        settings_and_splits.append((replace(data, train=(), exclude="", test=others), "test"))
     problems: list[Problem] = []
-    for config, split in named:
+    for config, split in settings_and_splits:
         preconditions.print_skipped(splits := load(config, directory))
         problems += getattr(splits, split)
     return problems

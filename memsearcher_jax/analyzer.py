@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import pairwise
 
 VERSION = 2  # of the words; an index of another version is refused
 SPACELESS = (
@@ -23,7 +23,9 @@ SPACELESS = (
 _PAIRED = SPACELESS + "\uac00-\ud7af"  # and Korean
 _INDIC = "\u0900-\u0963\u0966-\u0dff"  # with vowel signs, which are no word characters to `re`
 _RUN = re.compile(rf"[{_PAIRED}]+|(?:[^\W{_PAIRED}]|[{_INDIC}])+")
-_ASCII_WORD, _NON_ASCII, _IS_PAIRED = re.compile(r"\w+"), re.compile(r"[^\x00-\x7f]+"), re.compile(f"[{_PAIRED}]")
+_ASCII_WORD = re.compile(r"\w+")
+_NON_ASCII = re.compile(r"[^\x00-\x7f]+")
+_IS_PAIRED = re.compile(f"[{_PAIRED}]")
 _LETTERS = str.maketrans({"ł": "l", "ø": "o", "đ": "d", "ð": "d", "ı": "i", "æ": "ae", "œ": "oe", "\xad": ""})
 """Letters that Unicode does not decompose, as in Lucene's ASCIIFoldingFilter, and the soft hyphen."""
 _MARKS_OF_LETTERS = (0, 7, 8, 9)  # combining classes: no mark; nukta, kana voicing and virama make other letters
@@ -50,5 +52,11 @@ def words(text: str) -> list[str]:
     runs = _RUN.findall(folded)
     if not _IS_PAIRED.search(folded):
         return runs
-    parts = ([*run, *map("".join, pairwise(run))] if _IS_PAIRED.match(run) else [run] for run in runs)
-    return list(chain.from_iterable(parts))
+    found = list[str]()
+    for run in runs:
+        if _IS_PAIRED.match(run):
+            found += run
+            found += map("".join, pairwise(run))
+        else:
+            found.append(run)
+    return found

@@ -8,8 +8,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A set of questions. Its licence is the one that its authors' public repository states; of BrowseComp-Plus, LoCoMo
-    and WebQuestions that of code that uses it."""
+    """A set of questions.
+
+    Its licence is the one that its authors' public repository states; of BrowseComp-Plus, LoCoMo and WebQuestions that
+    of code that uses it.
+    """
 
     splits: tuple[str, ...]  # that have answers; results are reported on the last one
     licence: str

@@ -21,6 +21,15 @@ from memsearcher_jax.types import Problem
 
 
 @dataclass(frozen=True)
+class ProblemFile:
+    """One file of problems that the settings name."""
+
+    split: str  # "train" or "test"
+    path: Path
+    benchmark: str  # "" for a file that is named by its path
+
+
+@dataclass(frozen=True)
 class ProblemSplits:
     train: Sequence[Problem]
     test: Sequence[Problem]
@@ -34,28 +43,48 @@ def load(config: DataConfig, directory: Path) -> ProblemSplits:
     """
     skipped = list[str]()
     splits = make_problems(config) if config.is_synthetic else _stored(config, directory, skipped)
-    train, test = (splits.get(split, ()) for split in ("train", "test"))
-    excluded = _read_ids(Path(config.exclude)) if config.exclude else frozenset[str]()
-    named = {(one.id, one.question) for one in train if one.id in excluded} if excluded else set()
-    if excluded and not named:
-        raise ValueError(f"data.exclude {config.exclude}: none of its {len(excluded)} ids is a training problem")
-    if len({id for id, _ in named}) < len(named):  # FlashRAG's benchmarks have the same ids
-        raise ValueError(f"data.exclude {config.exclude}: an id is of two questions: name benchmarks, with data.root")
-    return ProblemSplits(_selected(config, train, excluded), _selected(config, test), tuple(skipped))
+    train = splits.get("train", ())
+    test = splits.get("test", ())
+    excluded_ids = _read_ids(Path(config.exclude)) if config.exclude else frozenset[str]()
+    if excluded_ids:
+        _check_excluded(config.exclude, excluded_ids, train)
+    return ProblemSplits(_selected(config, train, excluded_ids), _selected(config, test), tuple(skipped))
+
+
+def _check_excluded(file: str, excluded_ids: frozenset[str], train: Sequence[Problem]) -> None:
+    """Raises ValueError unless the ids are those of training problems, and each is the id of one question."""
+    questions_by_id: dict[str, set[str]] = {}
+    for problem in train:
+        if problem.id in excluded_ids:
+            questions_by_id.setdefault(problem.id, set()).add(problem.question)
+    if not questions_by_id:
+        raise ValueError(f"data.exclude {file}: none of its {len(excluded_ids)} ids is a training problem")
+    if any(len(questions) > 1 for questions in questions_by_id.values()):  # FlashRAG's benchmarks have the same ids
+        raise ValueError(f"data.exclude {file}: an id is of two questions: name benchmarks, with data.root")
 
 
 def _stored(config: DataConfig, directory: Path, skipped: list[str]) -> Mapping[str, Sequence[Problem]]:
     """The problems of all files by split. With data.malformed skip, `skipped` gets a message for each bad row."""
     on_malformed = skipped.append if config.malformed == "skip" else None
     problems: dict[str, list[Problem]] = {"train": [], "test": []}
-    # Every entry is resolved before the first file is read.
-    files = [(split, *resolve(one, split, config.root)) for split in problems for one in getattr(config, split)]
-    for split, path, benchmark in files:
-        read = read_problems(path, on_malformed, config.chunk_words)
-        problems[split] += [with_source(one, benchmark) if benchmark else one for one in read]
+    for file in _problem_files(config):
+        of_file = read_problems(file.path, on_malformed, config.chunk_words)
+        if file.benchmark:
+            of_file = [with_source(problem, file.benchmark) for problem in of_file]
+        problems[file.split] += of_file
     from memsearcher_jax.data.tfds_builder import store  # takes seconds to import
 
     return store(problems, directory)
+
+
+def _problem_files(config: DataConfig) -> list[ProblemFile]:
+    """The files of all entries. All are resolved before the first is read, which may take minutes."""
+    files = []
+    for split, entries in (("train", config.train), ("test", config.test)):
+        for entry in entries:
+            path, benchmark = resolve(entry, split, config.root)
+            files.append(ProblemFile(split, path, benchmark))
+    return files
 
 
 def make_problems(config: DataConfig) -> dict[str, tuple[Problem, ...]]:
@@ -69,31 +98,41 @@ def make_problems(config: DataConfig) -> dict[str, tuple[Problem, ...]]:
 
 
 def _selected(
-    config: DataConfig, problems: Sequence[Problem], excluded: frozenset[str] = frozenset()
+    config: DataConfig, problems: Sequence[Problem], excluded_ids: frozenset[str] = frozenset()
 ) -> Sequence[Problem]:
     """The problems of data.questions that are not excluded, joined as data.objectives says."""
-    given = len(problems)
-    if excluded or config.questions != "all":  # else they stay on disk
-        problems = [one for one in of_kind(problems, config.questions) if one.id not in excluded]
-    selected = problems if config.objectives == 1 else _joined(problems, config.objectives)
-    if given and not selected:
-        raise ValueError(f"data.exclude, data.questions or data.objectives leaves none of {given} problems")
+    selected = problems
+    if excluded_ids or config.questions != "all":  # else they stay on disk
+        selected = [problem for problem in of_kind(problems, config.questions) if problem.id not in excluded_ids]
+    if config.objectives > 1:
+        selected = _joined(selected, config.objectives)
+    if problems and not selected:
+        raise ValueError(f"data.exclude, data.questions or data.objectives leaves none of {len(problems)} problems")
     return selected
 
 
 def _joined(problems: Sequence[Problem], count: int) -> list[Problem]:
-    """Each problem joins `count` of the questions, which are at equal distances among all."""
-    if any(one.stream for one in problems):
+    """Each problem joins `count` of the questions, which are at equal distances among all.
+
+    Of seven problems, three joins of two are 0 with 3, 1 with 4, and 2 with 5; the seventh is left out.
+    """
+    if any(problem.stream for problem in problems):
         raise ValueError("data.objectives joins questions, and these problems are streams: set it to 1")
-    total, joined = len(problems) // count, []
-    for first in range(total):
-        parts = [problems[first + number * total] for number in range(count)]
-        metadata: dict[str, Any] = {"objectives": [list(one.golden_answers) for one in parts]}
-        if source := parts[0].metadata.get("source"):
-            metadata["source"] = source
-        id, question = ("; ".join(texts) for texts in zip(*((one.id, one.question) for one in parts), strict=True))
-        joined.append(Problem(id, question, ("; ".join(one.golden_answers[0] for one in parts),), metadata))
-    return joined
+    total = len(problems) // count
+    return [_join([problems[first + number * total] for number in range(count)]) for first in range(total)]
+
+
+def _join(parts: Sequence[Problem]) -> Problem:
+    """The problem that asks all the questions, and takes all their answers, between semicolons."""
+    metadata: dict[str, Any] = {"objectives": [list(part.golden_answers) for part in parts]}
+    if source := parts[0].metadata.get("source"):
+        metadata["source"] = source
+    return Problem(
+        id="; ".join(part.id for part in parts),
+        question="; ".join(part.question for part in parts),
+        golden_answers=("; ".join(part.golden_answers[0] for part in parts),),
+        metadata=metadata,
+    )
 
 
 def _read_ids(path: Path) -> frozenset[str]:

@@ -11,14 +11,16 @@ from memsearcher_jax.types import Problem
 
 def is_choice(problem: Problem) -> bool:
     """Whether the answer is yes, no or one of the options in the question, which can be guessed without a search."""
-    answers, question = problem.golden_answers, problem.question
-    guessable = [fold(answer).strip() in ("yes", "no") or find_name(answer, question) for answer in answers]
-    return bool(guessable) and all(guessable)  # an alias of Norway is "no"
+    # All answers, because an alias of Norway is "no".
+    return bool(problem.golden_answers) and all(
+        fold(answer).strip() in ("yes", "no") or find_name(answer, problem.question)
+        for answer in problem.golden_answers
+    )
 
 
 def of_kind(problems: Iterable[Problem], kind: str) -> list[Problem]:
     """The problems that `data.questions` selects: "all", or of kind "span" those that are no choice."""
-    return [one for one in problems if kind == "all" or not is_choice(one)]
+    return [problem for problem in problems if kind == "all" or not is_choice(problem)]
 
 
 def find_name(name: str, text: str) -> str:

@@ -81,8 +81,10 @@ def with_source(problem: Problem, source: str) -> Problem:
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """("file, entry number", entry) of every entry of a list. Other files are JSON Lines, as Hugging Face's datasets
-    writes them."""
+    """("file, entry number", entry) of every entry of a list.
+
+    Other files are JSON Lines, as Hugging Face's datasets writes them.
+    """
     lines = list(numbered_lines(path))
     content = b"".join(line for _, line in lines)
     if not content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
@@ -109,9 +111,10 @@ def parquet_rows(path: Path, names: Container[str] = PARQUET_COLUMNS) -> Iterato
     try:
         with parquet.ParquetFile(path) as file:
             columns = [name for name in file.schema_arrow.names if name in names]
-            rows = (row for batch in file.iter_batches(1_024, columns=columns) for row in batch.to_pylist())
-            for number, row in enumerate(rows, start=1):
-                yield f"{path}:{number}", row
+            for batch in file.iter_batches(1_024, columns=columns):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}:{number}", row
     except (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path}: not a readable parquet file after row {number} ({reason})") from error
@@ -132,8 +135,8 @@ def _text_problem(where: str, row: dict[str, Any], name: str) -> Problem:
     """A question about a text. The source of an evaluation file is its name, which says the length of its texts."""
     prompt = row.get("prompt")
     message = prompt[0] if isinstance(prompt, list) and prompt else prompt
-    asked = row.get("question"), row.get("input"), message.get("content") if isinstance(message, dict) else message
-    question = next((one for one in asked if one is not None), None)
+    content = message.get("content") if isinstance(message, dict) else message
+    question = _first_given(row.get("question"), row.get("input"), content)
     problem = _question_problem(where, row | {"question": question, "data_source": None})
     text = valid_text(checked_text(where, "context", row["context"]))
     source = f"ruler_hqa_{name.removeprefix('eval_')}" if name.startswith("eval_") else name
@@ -142,33 +145,18 @@ def _text_problem(where: str, row: dict[str, Any], name: str) -> Problem:
 
 def _question_problem(where: str, row: dict[str, Any]) -> Problem:
     """A question. Its answers and its id are where FlashRAG, Search-R1, MemAgent or the benchmarks write them."""
-    reward, extra = (row[name] if isinstance(row.get(name), dict) else {} for name in ("reward_model", "extra_info"))
-    truth = reward.get("ground_truth")
-    truth = truth.get("target") if isinstance(truth, dict) else truth
-    fields = {name: row.get(name) for name in ("golden_answers", "answers", "answer")}
-    fields |= {"reward_model.ground_truth": truth}
-    field = next((name for name, value in fields.items() if value is not None), "golden_answers")
-    answers = fields[field]
-    if isinstance(answers, str):  # one, or a list as tables hold it
-        answers = _list_field(where, fields, field) if re.match(r"\[\s*[\"']", answers) else [answers]
-    if not isinstance(answers, list) or not answers:
-        raise MalformedRow(f'{where}: field "{field}" must be a list with at least one answer')
-    titles = _supporting_titles(where, row) if field == "answer" else []
-    if field == "answer" and row.get("answer_aliases"):
-        answers = [*answers, *_list_field(where, row, "answer_aliases")]
-    if row.get("id") is None:
-        numbers = (row.get("_id"), row.get("index"), extra.get("index"), re.findall(r"\d+", where)[-1])
-        number = next(number for number in numbers if number is not None)
-        row = row | {"id": f"{extra['split']}_{number}" if extra.get("split") else str(number)}
+    field, answers = _answers(where, row)
     metadata = row.get("metadata")
     if not isinstance(metadata, dict | None):
         raise MalformedRow(f'{where}: field "metadata" must be an object, found {type(metadata).__name__}')
     metadata = {name: value for name, value in (metadata or {}).items() if name != "objectives"}  # of joined questions
-    metadata |= {"supporting_titles": titles} if titles else {}
+    if field == "answer":
+        titles = _supporting_titles(where, row)
+        metadata |= {"supporting_titles": titles} if titles else {}
     if "question" not in row:
         raise MalformedRow(f'{where}: no field "question": it holds the question alone, without a template')
     problem = Problem(
-        id=id_field(where, row),
+        id=_question_id(where, row),
         question=text_field(where, row, "question"),
         golden_answers=tuple(valid_text(checked_text(where, field, answer)) for answer in answers),
         metadata=metadata,
@@ -182,12 +170,58 @@ def _question_problem(where: str, row: dict[str, Any]) -> Problem:
     return problem if source is None else with_source(problem, checked_text(where, "data_source", source))
 
 
+def _answers(where: str, row: dict[str, Any]) -> tuple[str, list[Any]]:
+    """The name of the field that holds the answers, and its list, not yet checked to be texts."""
+    truth = _object(row, "reward_model").get("ground_truth")
+    fields = {name: row.get(name) for name in ("golden_answers", "answers", "answer")}
+    fields["reward_model.ground_truth"] = truth.get("target") if isinstance(truth, dict) else truth
+    given = [name for name, value in fields.items() if value is not None]
+    field = given[0] if given else "golden_answers"
+    answers = fields[field]
+    if isinstance(answers, str):  # one answer, or a list as tables hold it
+        is_list = re.match(r"\[\s*[\"']", answers)
+        answers = _list_field(where, fields, field) if is_list else [answers]
+    if not isinstance(answers, list) or not answers:
+        raise MalformedRow(f'{where}: field "{field}" must be a list with at least one answer')
+    if field == "answer" and row.get("answer_aliases"):
+        answers = [*answers, *_list_field(where, row, "answer_aliases")]
+    return field, answers
+
+
+def _question_id(where: str, row: dict[str, Any]) -> str:
+    """The id of a row, or one made of its split and its number."""
+    if row.get("id") is not None:
+        return id_field(where, row)
+    extra = _object(row, "extra_info")
+    row_number = re.findall(r"\d+", where)[-1]
+    number = _first_given(row.get("_id"), row.get("index"), extra.get("index"), row_number)
+    made = f"{extra['split']}_{number}" if extra.get("split") else str(number)
+    return id_field(where, {"id": made})
+
+
+def _object(row: dict[str, Any], name: str) -> dict[str, Any]:
+    """The object in the field `name`; empty if the field is absent or holds something else."""
+    value = row.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _first_given(*values: Any) -> Any:
+    """The first value that is not None; None if there is none."""
+    given = [value for value in values if value is not None]
+    return given[0] if given else None
+
+
 def _supporting_titles(where: str, row: dict[str, Any]) -> list[Any]:
     """Titles in pairs with a sentence, or of records, and those of paragraphs; each of them once."""
+    titles = []
     try:
-        facts, paragraphs = (_records(row.get(name)) for name in ("supporting_facts", "paragraphs"))
-        titles = [one[{dict: "title", list: 0}[type(one)]] for one in facts]  # no letter of a text
-        titles += [one["title"] for one in paragraphs if isinstance(one, dict) and one.get("is_supporting")]
+        for fact in _records(row.get("supporting_facts")):
+            if not isinstance(fact, dict | list):  # of a text, 0 would be its first letter
+                raise TypeError(f"a supporting fact is {type(fact).__name__}")
+            titles.append(fact["title"] if isinstance(fact, dict) else fact[0])
+        for paragraph in _records(row.get("paragraphs")):
+            if isinstance(paragraph, dict) and paragraph.get("is_supporting"):
+                titles.append(paragraph["title"])
         return list(dict.fromkeys(titles))
     except (LookupError, TypeError, ValueError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
@@ -199,8 +233,8 @@ def _records(value: Any) -> Any:
     if isinstance(value, str):
         value = json.loads(value) if value.startswith(("[", "{")) else []
     if isinstance(value, dict):
-        columns = (column or () for column in value.values())
-        return [dict(zip(value, one, strict=True)) for one in zip(*columns, strict=True)]
+        columns = [column or () for column in value.values()]
+        return [dict(zip(value, record, strict=True)) for record in zip(*columns, strict=True)]
     return value or []
 
 
@@ -217,9 +251,12 @@ def _stream_problem(where: str, row: dict[str, Any]) -> Problem:
 
 def _stream_question(where: str, entry: Any) -> StreamQuestion:
     fields = entry if isinstance(entry, dict) else {}
-    question, answer, kind = (fields.get(name) for name in ("question", "answer", "kind"))
+    question = fields.get("question")
+    answer = fields.get("answer")
+    kind = fields.get("kind")
     answers = answer if isinstance(answer, list) else [answer]
-    if not isinstance(question, str) or not question.strip() or not answers or not all(map(_is_answer, answers)):
+    has_answer = bool(answers) and all(map(_is_answer, answers))
+    if not isinstance(question, str) or not question.strip() or not has_answer:
         raise MalformedRow(f'{where}: "question" must be a text, and its "answer" a text or a list of texts')
     return StreamQuestion(valid_text(question), _valid(answer), kind if isinstance(kind, str) else "")
 

@@ -49,15 +49,20 @@ class FlashRag(tfds.core.GeneratorBasedBuilder):
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
         config: Any = self.builder_config  # annotated as optional
-        name, splits = config.name, self._problems
+        name = config.name
+        splits = self._problems
         if not splits and name in BENCHMARKS:
-            root, answered = str(dl_manager.manual_dir), BENCHMARKS[name].splits
-            files = {split: resolve(f"{name}:{split}", split, root)[0] for split in answered}
-            splits = {split: [with_source(one, name) for one in read_problems(file)] for split, file in files.items()}
+            splits = _read_benchmark(name, str(dl_manager.manual_dir))
         return {split: self._generate_examples(problems) for split, problems in splits.items()}
 
     def _generate_examples(self, problems: Sequence[Problem]) -> Iterator[tuple[int, dict[str, Any]]]:
         return enumerate(map(_encode, problems))
+
+
+def _read_benchmark(name: str, root: str) -> dict[str, Sequence[Problem]]:
+    """The splits that have answers. All files are resolved before the first is read."""
+    files = {split: resolve(f"{name}:{split}", split, root)[0] for split in BENCHMARKS[name].splits}
+    return {split: [with_source(problem, name) for problem in read_problems(file)] for split, file in files.items()}
 
 
 @dataclass(frozen=True)

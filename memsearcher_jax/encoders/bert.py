@@ -132,14 +132,14 @@ def load(directory: str | Path) -> tuple[EncoderConfig, Params]:
     config = read_config(directory)
     with ExitStack() as stack:
         files = open_files(directory, stack)
-        prefix = next((prefix for prefix in PREFIXES if prefix + WEIGHTS["word"][0] in files), None)
-        if prefix is None:
+        prefixes = [prefix for prefix in PREFIXES if prefix + WEIGHTS["word"][0] in files]
+        if not prefixes:
             raise ValueError(
                 f"{directory} lacks the tensor {WEIGHTS['word'][0]}: it holds no encoder of the BERT family"
             )
 
         def load_weight(path: tuple, spec: jax.ShapeDtypeStruct) -> np.ndarray:
-            name = prefix + WEIGHTS[param_path(path)][0]
+            name = prefixes[0] + WEIGHTS[param_path(path)][0]
             stacked = "{}" in name
             names = [name.format(layer) for layer in range(config.layers)] if stacked else [name]
             shape: tuple[int, ...] = spec.shape[1:] if stacked else spec.shape
@@ -151,8 +151,10 @@ def load(directory: str | Path) -> tuple[EncoderConfig, Params]:
 
 
 def read_config(directory: str | Path) -> EncoderConfig:
-    """The encoder of a folder. Without sentence-transformers' `modules.json` the pooling is the mean, as for E5. Raises
-    FileNotFoundError without folder or config.json, ValueError for an unsupported encoder."""
+    """The encoder of a folder. Without sentence-transformers' `modules.json` the pooling is the mean, as for E5.
+
+    Raises FileNotFoundError without folder or config.json, ValueError for an unsupported encoder.
+    """
     path, settings = read_settings(directory)
     model_type = settings.model_type
     if model_type not in FAMILIES:
@@ -177,27 +179,36 @@ def read_config(directory: str | Path) -> EncoderConfig:
 
 
 def hidden_states(params: Params, config: EncoderConfig, ids_BT: Array, length_B: Array) -> Array:
-    """hidden_BTD, float32. Row b's tokens are its first `length_B[b]`, at least 1; the rest is padding. The output at
-    padding is undefined. T may be at most `config.positions - config.first_position`."""
+    """hidden_BTD, float32; the output at padding is undefined.
+
+    Row b's tokens are its first `length_B[b]`, at least 1; the rest is padding. T may be at most
+    `config.positions - config.first_position`.
+    """
     c = config
-    D, N, T = c.embed_size, c.heads, ids_BT.shape[1]
+    D = c.embed_size
+    N = c.heads
+    T = ids_BT.shape[1]
     mask_BT = jnp.arange(T) < length_B[:, None]
 
     def layer(x_BTD: Array, w: Params) -> tuple[Array, None]:
         """Attention, add, norm, feed-forward, add, norm."""
-        qkv = (
-            jnp.einsum("BTD,NHD->BTNH", x_BTD, w[f"w{i}"].reshape(N, -1, D)) + w[f"b{i}"].reshape(N, -1) for i in "qkv"
+        q_BTNH, k_BTNH, v_BTNH = (
+            jnp.einsum("BTD,NHD->BTNH", x_BTD, w[f"w{name}"].reshape(N, -1, D)) + w[f"b{name}"].reshape(N, -1)
+            for name in "qkv"
         )
-        out_BTNH = jax.nn.dot_product_attention(*qkv, mask=mask_BT[:, None, None])  # to the real tokens of its row
+        mask_B11T = mask_BT[:, None, None]  # to the real tokens of its row
+        out_BTNH = jax.nn.dot_product_attention(q_BTNH, k_BTNH, v_BTNH, mask=mask_B11T)
         x_BTD += jnp.einsum("BTNH,DNH->BTD", out_BTNH, w["wo"].reshape(D, N, -1)) + w["bo"]
         x_BTD = layer_norm(x_BTD, w["attention_scale"], w["attention_shift"], c.norm_eps)
         ffn_BTF = jax.nn.gelu(jnp.einsum("BTD,FD->BTF", x_BTD, w["up"]) + w["up_bias"], approximate=False)
         x_BTD += jnp.einsum("BTF,DF->BTD", ffn_BTF, w["down"]) + w["down_bias"]
         return layer_norm(x_BTD, w["ffn_scale"], w["ffn_shift"], c.norm_eps), None
 
-    w, position_TD = params, params["position"][c.first_position : c.first_position + T]
-    x_BTD = layer_norm(w["word"][ids_BT] + position_TD + w["type"][0], w["embed_scale"], w["embed_shift"], c.norm_eps)
-    return jax.lax.scan(layer, x_BTD, params["layers"])[0]
+    position_TD = params["position"][c.first_position : c.first_position + T]
+    embedded_BTD = params["word"][ids_BT] + position_TD + params["type"][0]
+    x_BTD = layer_norm(embedded_BTD, params["embed_scale"], params["embed_shift"], c.norm_eps)
+    last_BTD, _ = jax.lax.scan(layer, x_BTD, params["layers"])
+    return last_BTD
 
 
 def encode(params: Params, config: EncoderConfig, ids_BT: Array, length_B: Array) -> Array:
@@ -227,15 +238,22 @@ def _sentence_settings(directory: Path, limit: int) -> dict[str, Any]:
     if not isinstance(tokens, int | float) or tokens < 1:
         raise ValueError(f"{directory}: max_seq_length or model_max_length is {tokens!r}, expected a number of tokens")
     sentence = optional_json(file := directory / SENTENCE_CONFIG)
-    prompts, default = sentence.get("prompts") or {}, sentence.get("default_prompt_name")
+    prompts = sentence.get("prompts") or {}
+    default = sentence.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
         raise ValueError(f"{file}: prompts must be an object of texts: copy it again")
     if sentence.get("truncate_dim"):
         raise ValueError(f"{file}: truncate_dim is not supported: remove it there, for whole vectors")
 
     def prompt(*names: str) -> str:
-        stated = [text for name in names if (text := prompts.get(name)) is not None]
-        return next(filter(None, stated), "") if stated else prompts.get(default) or ""
+        """The first of these prompts that is not empty; the default prompt if the folder states none of them."""
+        stated = [prompts[name] for name in names if prompts.get(name) is not None]
+        if not stated:
+            return prompts.get(default) or ""
+        for text in stated:
+            if text:
+                return text
+        return ""
 
     return {
         "pooling": _pooling(directory),

@@ -12,9 +12,10 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -32,13 +33,24 @@ from memsearcher_jax.types import encodable
 E5_PROMPTS = ("query: ", "passage: ")
 E5_NAME = re.compile(r"e5-\w+-v2|(multilingual-)?e5-(small|base|large)(-unsupervised)?", re.IGNORECASE)
 """The models of intfloat on the Hub that were trained with these prompts; those that follow instructions were not."""
+
+
+class Override(NamedTuple):
+    """The setting of tokenizer.json that transformers replaces by a key of tokenizer_config.json."""
+
+    part: str  # of tokenizer.json
+    type: str  # of that part; parts of other types are not changed
+    key: str  # in that part
+    default: bool | None  # where tokenizer_config.json lacks its key
+
+
 OVERRIDES = {
-    "do_lower_case": ("normalizer", "BertNormalizer", "lowercase", True),
-    "strip_accents": ("normalizer", "BertNormalizer", "strip_accents", None),
-    "tokenize_chinese_chars": ("normalizer", "BertNormalizer", "handle_chinese_chars", True),
-    "add_prefix_space": ("pre_tokenizer", "ByteLevel", "add_prefix_space", False),
+    "do_lower_case": Override("normalizer", "BertNormalizer", "lowercase", True),
+    "strip_accents": Override("normalizer", "BertNormalizer", "strip_accents", None),
+    "tokenize_chinese_chars": Override("normalizer", "BertNormalizer", "handle_chinese_chars", True),
+    "add_prefix_space": Override("pre_tokenizer", "ByteLevel", "add_prefix_space", False),
 }
-"""Key of tokenizer_config.json -> part of tokenizer.json, its type and key that transformers replaces, default."""
+"""By key of tokenizer_config.json."""
 MIN_BLOCK_LEN = 32  # tokens per row of the narrowest block; the widths of blocks double
 BLOCK_TOKENS = 8_192  # tokens of a full block on one device
 PARTIAL_BLOCK_ROWS = (1, 8, 64)  # rows on one device of blocks that are not full
@@ -49,8 +61,13 @@ _encode = jax.jit(bert.encode, static_argnames="config")
 def embed(
     texts: list[str], *, config: EncoderConfig, params: Params, mesh: Mesh, prompt: str, tokenizer: Tokenizer
 ) -> np.ndarray:
-    """Float32 [len(texts), D] of norm 1; zeros for a blank text. `prompt` comes before every text. `params` is the tree
-    of `bert.param_specs`, on every device of `mesh`. `tokenizer` truncates."""
+    """Float32 [len(texts), D] of norm 1; zeros for a blank text.
+
+    Args:
+      params: the tree of `bert.param_specs`, on every device of `mesh`.
+      prompt: comes before every text.
+      tokenizer: truncates.
+    """
     out_BD = np.zeros((len(texts), config.embed_size), np.float32)
     kept = np.array([row for row, text in enumerate(texts) if text.strip()], np.int64)
     # JSON may contain lone surrogates, which the tokenizer rejects.
@@ -59,43 +76,56 @@ def embed(
         valid = [text.lower() for text in valid]
     limit = tokenizer.truncation["max_length"]  # pyright: ignore[reportOptionalSubscript] (always set)
     token_ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(valid)]
-    by_row = sharding.named_sharding(mesh, ("batch", None)), sharding.named_sharding(mesh, ("batch",))
+    ids_sharding = sharding.named_sharding(mesh, ("batch", None))
+    length_sharding = sharding.named_sharding(mesh, ("batch",))
     with jax.set_mesh(mesh):
         # All blocks are dispatched before the first result is read: the host pads while the devices compute.
-        results = [
-            (rows, _encode(params, config, *jax.device_put(tuple(block), by_row)))
-            for rows, *block in _blocks(token_ids, limit, config.pad_id, mesh.size)
-        ]
+        results = list[tuple[np.ndarray, jax.Array]]()
+        for block in _blocks(token_ids, limit, config.pad_id, mesh.size):
+            arrays = (block.ids_BT, block.length_B)
+            ids_BT, length_B = jax.device_put(arrays, (ids_sharding, length_sharding))
+            results.append((block.rows, _encode(params, config, ids_BT, length_B)))
         for rows, vector_BD in results:
             out_BD[kept[rows]] = np.asarray(vector_BD)[: len(rows)]
     return out_BD
 
 
-def _blocks(
-    token_ids: list[list[int]], limit: int, pad_id: int, devices: int
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields (rows of `token_ids`, ids_BT, length_B) of each block, longest texts first; B may exceed the rows."""
+@dataclass(frozen=True)
+class Block:
+    """Texts that are encoded in one call, padded to one of a few shapes; B may exceed the number of texts."""
+
+    rows: np.ndarray  # numbers of the texts
+    ids_BT: np.ndarray
+    length_B: np.ndarray
+
+
+def _blocks(token_ids: list[list[int]], limit: int, pad_id: int, devices: int) -> Iterator[Block]:
+    """The blocks of all texts, the longest texts first."""
     lengths = np.array([len(ids) for ids in token_ids], np.int64)
     order = np.argsort(-lengths, kind="stable")
     start = 0
     while start < len(order):
         longest = int(lengths[order[start]])
-        width = max(min(MIN_BLOCK_LEN << ((longest - 1) // MIN_BLOCK_LEN).bit_length(), limit), longest)
+        doubled = MIN_BLOCK_LEN << ((longest - 1) // MIN_BLOCK_LEN).bit_length()
+        width = max(min(doubled, limit), longest)
         full = max(BLOCK_TOKENS // width, 1)
         sizes = [rows * devices for rows in (*PARTIAL_BLOCK_ROWS, full) if rows <= full]
         rows = order[start : start + sizes[-1]]
-        ids_BT = np.full((next(size for size in sizes if size >= len(rows)), width), pad_id, np.int32)
-        length_B = np.ones(len(ids_BT), np.int32)
+        size = min(size for size in sizes if size >= len(rows))
+        ids_BT = np.full((size, width), pad_id, np.int32)
+        length_B = np.ones(size, np.int32)
         length_B[: len(rows)] = lengths[rows]
-        for ids_T, row in zip(ids_BT, rows, strict=False):
-            ids_T[: lengths[row]] = token_ids[row]
-        yield rows, ids_BT, length_B
+        for number, row in enumerate(rows):
+            ids_BT[number, : lengths[row]] = token_ids[row]
+        yield Block(rows, ids_BT, length_B)
         start += len(rows)
 
 
 def load(config: RetrievalConfig) -> TextEncoder:
-    """The encoder in the Hugging Face folder `config.encoder`, on this host's devices. Raises FileNotFoundError or
-    ValueError, in one line, for an incomplete folder or one not of the BERT family."""
+    """The encoder in the Hugging Face folder `config.encoder`, on this host's devices.
+
+    Raises FileNotFoundError or ValueError, in one line, for an incomplete folder or one not of the BERT family.
+    """
     if not config.encoder:
         raise ValueError(f"retrieval.encoder is missing: give the folder of E5, or {HASHING}")
     shape, params = bert.load(config.encoder)
@@ -114,15 +144,7 @@ def load(config: RetrievalConfig) -> TextEncoder:
         raise ValueError(f"{file} contains id {largest}, but the vocabulary of the encoder has {shape.vocab_size}")
     if not tokenizer.num_special_tokens_to_add(is_pair=False):
         raise ValueError(f"{file} adds no special tokens to a text: write it with transformers' AutoTokenizer")
-    stated, parts = bert.optional_json(folder / "tokenizer_config.json"), json.loads(tokenizer_json)
-    of_family = stated.get("tokenizer_class") not in ("PreTrainedTokenizerFast", "TokenizersBackend")
-    for key, (part, kind, rule, default) in OVERRIDES.items():
-        rules, value = parts.get(part) or {}, stated.get(key, default)
-        if of_family and rules.get("type") == kind and value != rules.get(rule):
-            raise ValueError(
-                f"{folder}: {key} is {value} in tokenizer_config.json, and {rule} {rules.get(rule)} in tokenizer.json: "
-                "set both to what the encoder was trained with"
-            )
+    _check_overrides(folder, json.loads(tokenizer_json))
     mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=1), jax.local_devices())
     placed = jax.device_put(params, sharding.named_sharding(mesh, ()))
 
@@ -133,6 +155,22 @@ def load(config: RetrievalConfig) -> TextEncoder:
     passages = embedder(shape.passage_prompt, config.max_passage_tokens)
     queries = embedder(shape.query_prompt, config.max_query_tokens)
     return TextEncoder(_encoder_name(shape, params, tokenizer_json), passages, queries)
+
+
+def _check_overrides(folder: Path, tokenizer: dict[str, Any]) -> None:
+    """Raises ValueError where tokenizer_config.json would change what tokenizer.json, `tokenizer`, says."""
+    stated = bert.optional_json(folder / "tokenizer_config.json")
+    if stated.get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend"):
+        return  # classes that read tokenizer.json alone
+    for key, override in OVERRIDES.items():
+        rules = tokenizer.get(override.part) or {}
+        value = stated.get(key, override.default)
+        found = rules.get(override.key)
+        if rules.get("type") == override.type and value != found:
+            raise ValueError(
+                f"{folder}: {key} is {value} in tokenizer_config.json, and {override.key} {found} in tokenizer.json: "
+                "set both to what the encoder was trained with"
+            )
 
 
 def with_prompts(config: EncoderConfig, folder: Path, choice: str) -> EncoderConfig:

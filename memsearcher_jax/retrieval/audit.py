@@ -25,7 +25,9 @@ QUERIES = ("question", "oracle")
 WORDLESS_ANSWERS = {" yes ", " no ", " noanswer "}
 PROGRESS_PASSAGES = 10_000
 
-_WORD, _SPACELESS, _ARTICLE = re.compile(r"\w+"), re.compile(f"[{SPACELESS}]"), re.compile("^ (?:the|an?) ")
+_WORD = re.compile(r"\w+")
+_SPACELESS = re.compile(f"[{SPACELESS}]")
+_ARTICLE = re.compile("^ (?:the|an?) ")
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,18 @@ class Audited:
 
     def row(self) -> dict[str, Any]:
         """A line of the file of hopeless questions, which `data.exclude` reads."""
-        reasons = ["no passage holds an answer"] * (self.answers["corpus"] == 0)
+        reasons = ["no passage holds an answer"] if self.answers["corpus"] == 0 else []
         reasons += [f"no passage has the title {title!r}" for title in self.missing_titles]
         golden = list(self.problem.golden_answers)
         return {"id": self.problem.id, "question": self.problem.question, "golden_answers": golden, "reasons": reasons}
+
+
+@dataclass(frozen=True)
+class CorpusContent:
+    """What one pass over the corpus found; it is None everywhere that the corpus is not known."""
+
+    needles: set[str]  # normal forms of answers that a passage holds
+    titles: set[str]  # normal forms of titles that a passage has
 
 
 def audit(
@@ -64,30 +74,53 @@ def audit(
 
     The callbacks receive numbers so far. Raises as `Searcher.search`.
     """
-    needles = {needle for problem in problems for needle in _needles(problem)}
-    titles = {title: _normal(title) for problem in problems for title in problem.supporting_titles}
-    is_known = passages is not None
-    held, present = _scan(passages or (), needles, set(titles.values()), on_passages)
-    audited = []
+    content = None
+    if passages is not None:
+        needles = set[str]()
+        titles = set[str]()
+        for problem in problems:
+            needles.update(_needles(problem))
+            titles.update(map(_normal, problem.supporting_titles))
+        content = _scan(passages, needles, titles, on_passages)
+    audited = list[Audited]()
     for start in range(0, len(problems), MAX_BATCH):
         batch = problems[start : start + MAX_BATCH]
-        asked = [problem.question for problem in batch], [oracle_query(problem) for problem in batch]
-        found = [searcher.search(queries, DEPTHS[-1]) for queries in asked]
-        for problem, *rankings in zip(batch, *found, strict=True):
-            wanted, named = _needles(problem), [titles[title] for title in problem.supporting_titles]
-            missing = tuple(one for one in problem.supporting_titles if is_known and titles[one] not in present)
-            answers = {"corpus": float(bool(held & set(wanted))) if is_known and wanted else None}
-            shares = {"corpus": 1 - len(missing) / len(named) if is_known and named else None}
-            for query, hits in zip(QUERIES, rankings, strict=True):
-                found_titles = [_normal(passage.title) for passage in hits]
-                texts = [_normal(passage.contents) for passage in hits]
-                for depth in DEPTHS:
-                    answered = any(needle in text for text in texts[:depth] for needle in wanted)
-                    answers[f"{query}@{depth}"] = float(answered) if wanted else None
-                    shares[f"{query}@{depth}"] = _mean([float(title in found_titles[:depth]) for title in named])
-            audited.append(Audited(problem, answers, shares, missing))
+        of_questions = searcher.search([problem.question for problem in batch], DEPTHS[-1])
+        of_oracle = searcher.search([oracle_query(problem) for problem in batch], DEPTHS[-1])
+        for problem, question_hits, oracle_hits in zip(batch, of_questions, of_oracle, strict=True):
+            hits_by_query = {"question": question_hits, "oracle": oracle_hits}
+            audited.append(_audit_problem(problem, content, hits_by_query))
         on_questions(len(audited))
     return audited
+
+
+def _audit_problem(problem: Problem, content: CorpusContent | None, hits_by_query: dict[str, list[Passage]]) -> Audited:
+    needles = _needles(problem)
+    normal_titles = [_normal(title) for title in problem.supporting_titles]
+    answers: dict[str, float | None] = {"corpus": None}
+    titles: dict[str, float | None] = {"corpus": None}
+    missing_titles = list[str]()
+    if content is not None:
+        for title, normal_title in zip(problem.supporting_titles, normal_titles, strict=True):
+            if normal_title not in content.titles:
+                missing_titles.append(title)
+        if needles:
+            answers["corpus"] = float(not content.needles.isdisjoint(needles))
+        if normal_titles:
+            titles["corpus"] = 1 - len(missing_titles) / len(normal_titles)
+    for query, hits in hits_by_query.items():
+        hit_texts = [_normal(passage.contents) for passage in hits]
+        hit_titles = [_normal(passage.title) for passage in hits]
+        for depth in DEPTHS:
+            place = f"{query}@{depth}"
+            is_answered = any(_holds_any(text, needles) for text in hit_texts[:depth])
+            answers[place] = float(is_answered) if needles else None
+            titles[place] = _mean([float(title in hit_titles[:depth]) for title in normal_titles])
+    return Audited(problem, answers, titles, tuple(missing_titles))
+
+
+def _holds_any(text: str, needles: Sequence[str]) -> bool:
+    return any(needle in text for needle in needles)
 
 
 def oracle_query(problem: Problem) -> str:
@@ -97,38 +130,43 @@ def oracle_query(problem: Problem) -> str:
 
 def summarize(audited: Sequence[Audited]) -> dict[str, Any]:
     """Counts of questions, and by place the means of what is known of them; None: nothing is."""
-    answers, titles = [one.answers for one in audited], [one.titles for one in audited]
+    places = audited[0].answers
     return {
         "questions": len(audited),
-        "with_titles": sum(bool(one.problem.supporting_titles) for one in audited),
-        "hopeless": sum(one.is_hopeless for one in audited),
-        "answers": {place: _mean([one[place] for one in answers]) for place in answers[0]},
-        "titles": {place: _mean([one[place] for one in titles]) for place in titles[0]},
+        "with_titles": sum(bool(question.problem.supporting_titles) for question in audited),
+        "hopeless": sum(question.is_hopeless for question in audited),
+        "answers": {place: _mean([question.answers[place] for question in audited]) for place in places},
+        "titles": {place: _mean([question.titles[place] for question in audited]) for place in places},
     }
 
 
 def _scan(
     passages: Iterable[Passage], needles: set[str], titles: set[str], on_passages: Callable[[int], None]
-) -> tuple[set[str], set[str]]:
-    """The needles that a passage holds, and the titles that a passage has. A needle that was found is not sought on."""
-    by_word: dict[str, set[str]] = defaultdict(set)
+) -> CorpusContent:
+    """The needles that a passage holds, and the titles that a passage has.
+
+    A needle is sought only in passages that have its longest word; one without spaces between words, in every passage.
+    A needle that was found is not sought on.
+    """
+    needles_by_word: dict[str, set[str]] = defaultdict(set)
     for needle in needles:
-        by_word["" if _SPACELESS.search(needle) else max(needle.split(), key=len)].add(needle)
-    held, present = set[str](), set[str]()
+        word = "" if _SPACELESS.search(needle) else max(needle.split(), key=len)
+        needles_by_word[word].add(needle)
+    content = CorpusContent(set(), set())
     for number, passage in enumerate(passages, start=1):
         text = _normal(passage.contents)
-        for word in by_word.keys() & {"", *text.split()}:
-            here = {needle for needle in by_word[word] if needle in text}
-            held |= here
-            by_word[word] -= here
-            if not by_word[word]:
-                del by_word[word]
+        for word in needles_by_word.keys() & {"", *text.split()}:
+            found = {needle for needle in needles_by_word[word] if needle in text}
+            content.needles.update(found)
+            needles_by_word[word] -= found
+            if not needles_by_word[word]:
+                del needles_by_word[word]
         title = _normal(passage.title)
         if title in titles:
-            present.add(title)
+            content.titles.add(title)
         if number % PROGRESS_PASSAGES == 0:
             on_passages(number)
-    return held, present
+    return content
 
 
 def _normal(text: str) -> str:

@@ -76,12 +76,14 @@ def _build(corpus: Corpus, directory: Path, field: Field) -> None:
     vocabulary: dict[str, int] = {}
     word_ids: Any = []  # arrays of 4 bytes a word: lists of integers need several times that
     for passage in corpus:
-        words = _terms(passage.contents if field == "passage" else passage.title)
-        word_ids.append(array("i", [vocabulary.setdefault(word, len(vocabulary)) for word in words]))
+        text = passage.contents if field == "passage" else passage.title
+        ids = [vocabulary.setdefault(word, len(vocabulary)) for word in _terms(text)]
+        word_ids.append(array("i", ids))
     if not vocabulary and field == "passage":
         raise ValueError("no passage of the corpus contains a word: set retrieval.method to dense")
     if not vocabulary:  # passages without titles: bm25s needs a word, and this one is in no query
-        vocabulary, word_ids = {"": 0}, [array("i", [0])] * len(corpus)
+        vocabulary = {"": 0}
+        word_ids = [array("i", [0]) for _ in range(len(corpus))]
     model = bm25s.BM25(backend="numpy")  # with numba, the first search would wait for compilation
     model.index(Tokenized(word_ids, vocabulary), show_progress=False)
     directory.parent.mkdir(parents=True, exist_ok=True)

@@ -85,9 +85,10 @@ def store_corpus(source: Source, directory: Path, on_progress: Callable[[int], N
     import pyarrow
 
     schema = pyarrow.schema([("ids", pyarrow.large_binary()), ("contents", pyarrow.large_binary())])
-    digest, rows = hashlib.sha256(), 0
-    passages, path = (passage for _, passage in read_passages(source)), str(directory / CORPUS_FILE)
-    with pyarrow.OSFile(path, "wb") as file, pyarrow.ipc.new_file(file, schema) as writer:
+    digest = hashlib.sha256()
+    rows = 0
+    passages = (passage for _, passage in read_passages(source))
+    with pyarrow.OSFile(str(directory / CORPUS_FILE), "wb") as file, pyarrow.ipc.new_file(file, schema) as writer:
         while batch := list(islice(passages, BATCH_ROWS)):
             columns = [[passage.id.encode() for passage in batch], [passage.contents.encode() for passage in batch]]
             writer.write_batch(pyarrow.record_batch(columns, schema=schema))
@@ -99,9 +100,10 @@ def store_corpus(source: Source, directory: Path, on_progress: Callable[[int], N
     corpus = open_corpus(directory, digest.hexdigest())
     ids, counts = corpus.ids.value_counts().flatten()
     if len(ids) < rows:
-        id = ids[int(counts.to_numpy().argmax())].as_py().decode()
-        first, second, *_ = (location for location, passage in read_passages(source) if passage.id == id)
-        raise MalformedRow(f'{second}: id "{id}" is already the id of line {first.rpartition(":")[2]}')
+        repeated = ids[int(counts.to_numpy().argmax())].as_py().decode()
+        locations = [location for location, passage in read_passages(source) if passage.id == repeated]
+        first_line = locations[0].rpartition(":")[2]
+        raise MalformedRow(f'{locations[1]}: id "{repeated}" is already the id of line {first_line}')
     return corpus
 
 
@@ -116,5 +118,7 @@ def open_corpus(directory: Path, checksum: str) -> Corpus:
 
 def _framed(passage: Passage) -> bytes:
     """Both texts with their lengths, without which ("ab", "c") and ("a", "bc") would have the same checksum."""
-    encoded_id, encoded_contents = passage.id.encode(), passage.contents.encode()
-    return b"%d:%d:" % (len(encoded_id), len(encoded_contents)) + encoded_id + encoded_contents
+    encoded_id = passage.id.encode()
+    encoded_contents = passage.contents.encode()
+    lengths = b"%d:%d:" % (len(encoded_id), len(encoded_contents))
+    return lengths + encoded_id + encoded_contents

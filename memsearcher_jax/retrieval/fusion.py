@@ -33,8 +33,11 @@ class DenseRetriever:
         vectors_QD = self.encoder(queries)
         # Every inner product with a zero vector is 0, and the order of the rows would look like a ranking.
         nonzero_Q = np.asarray(vectors_QD.any(axis=1))
-        rankings = iter(self.index.search(vectors_QD[nonzero_Q], top_n))
-        return [next(rankings) if nonzero else NOTHING for nonzero in nonzero_Q]
+        rankings = [NOTHING] * len(queries)
+        found = self.index.search(vectors_QD[nonzero_Q], top_n)
+        for query, ranking in zip(np.flatnonzero(nonzero_Q).tolist(), found, strict=True):
+            rankings[query] = ranking
+        return rankings
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,10 @@ class HybridRetriever:
             return [self._fuse(rankings, top_n) for rankings in zip(*batches, strict=True)]
 
     def _fuse(self, rankings: Sequence[Ranking], top_n: int) -> Ranking:
-        best_1, _ = reciprocal_rank_fusion(rankings, self.weights, 1)
-        if self.linked_rows is None or not len(best_1):
+        best_rows, _ = reciprocal_rank_fusion(rankings, self.weights, 1)
+        if self.linked_rows is None or not len(best_rows):
             return reciprocal_rank_fusion(rankings, self.weights, top_n)
-        linked_N = self.linked_rows(int(best_1[0]))
+        linked_N = self.linked_rows(int(best_rows[0]))
         links = linked_N, -np.arange(len(linked_N), dtype=np.float32)
         return reciprocal_rank_fusion((*rankings, links), (*self.weights, 1.0), top_n)
 

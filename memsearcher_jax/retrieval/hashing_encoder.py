@@ -67,10 +67,11 @@ class HashingEncoder:
 
     def _word_vectors(self, words: list[str]) -> np.ndarray:
         """Return float32 [W, D]: each word's features, weighted by idf and projected to D dimensions."""
-        features = [_features(word) for word in words]
-        hash_F = np.array([feature for feature, _ in chain.from_iterable(features)], np.uint64)
-        weight_F = np.array([weight for _, weight in chain.from_iterable(features)])
-        word_F = np.repeat(np.arange(len(words)), list(map(len, features)))
+        features_by_word = [_features(word) for word in words]
+        features = list(chain.from_iterable(features_by_word))
+        hash_F = np.array([feature for feature, _ in features], np.uint64)
+        weight_F = np.array([weight for _, weight in features])
+        word_F = np.repeat(np.arange(len(words)), list(map(len, features_by_word)))
         value_F = weight_F * self.idf_F[hash_F % np.uint64(IDF_BUCKETS)]
         bits_FK = _mix(hash_F[:, None] * np.uint64(DIMS_PER_FEATURE) + np.arange(DIMS_PER_FEATURE, dtype=np.uint64))
         sign_FK = 1.0 - 2.0 * (bits_FK >> np.uint64(63)).astype(np.float64)
@@ -84,11 +85,16 @@ def fit_hashing(texts: Iterable[str], size: int = VECTOR_SIZE) -> HashingEncoder
     def word_buckets(word: str) -> list[int]:
         return [feature % IDF_BUCKETS for feature, _ in _features(word)]
 
-    rows, frequency_F = 0, np.zeros(IDF_BUCKETS, np.int64)
+    rows = 0
+    frequency_F = np.zeros(IDF_BUCKETS, np.int64)  # texts that have a feature of the bucket
     for text in texts:
         rows += 1
-        frequency_F[list(set(chain.from_iterable(map(word_buckets, _word_counts(text)))))] += 1
-    return HashingEncoder(np.maximum(np.log((rows + 1) / (frequency_F + 0.5)), 0).astype(np.float32), size)
+        buckets = set[int]()
+        for word in _word_counts(text):
+            buckets.update(word_buckets(word))
+        frequency_F[list(buckets)] += 1
+    idf_F = np.maximum(np.log((rows + 1) / (frequency_F + 0.5)), 0)
+    return HashingEncoder(idf_F.astype(np.float32), size)
 
 
 def _word_counts(text: str) -> dict[str, float]:
@@ -108,7 +114,8 @@ def _features(word: str) -> list[tuple[int, float]]:
     """
     marked = f"<{word}>"
     grams = [marked[start : start + NGRAM_SIZE] for start in range(len(marked) - NGRAM_SIZE + 1)]
-    return [(zlib.crc32(f"={word}".encode()), 1.0)] + [(zlib.crc32(g.encode()), len(grams) ** -0.5) for g in grams]
+    of_word = (zlib.crc32(f"={word}".encode()), 1.0)
+    return [of_word, *((zlib.crc32(gram.encode()), len(grams) ** -0.5) for gram in grams)]
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

@@ -22,7 +22,9 @@ from memsearcher_jax.retrieval.ranking import NOTHING, Ranking, top_k
 from memsearcher_jax.retrieval.vector_files import EmbeddingShards
 
 FORMAT = 9  # of the folder; incremented when older readers would misread it
-EMBEDDINGS, STATE, TREE = "embeddings", "encoder.npz", "scann"
+EMBEDDINGS = "embeddings"
+STATE = "encoder.npz"
+TREE = "scann"
 MAX_BLOCK_SCORES = 1 << 26  # scores that exact search keeps in memory
 MAX_BLOCK_FLOATS = 1 << 26  # floats of vectors that it reads from disk at a time
 FLOAT32_ROUNDOFF = 2.0**-24
@@ -40,21 +42,26 @@ class ExactIndex:
     vectors_RD: np.ndarray  # float32; memory-mapped ones are read once by every search
 
     def search(self, vectors_QD: np.ndarray, top_n: int) -> list[Ranking]:
-        vectors_QD, size = np.asarray(vectors_QD, np.float32), self.vectors_RD.shape[1]
+        vectors_QD = np.asarray(vectors_QD, np.float32)
+        size = self.vectors_RD.shape[1]
         # A float32 inner product in any order of summation has an error of at most about size * roundoff * norms
         # (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1). Two scores have two such errors.
         error_Q = 2 * (size + 8) * FLOAT32_ROUNDOFF * self._max_norm * np.linalg.norm(vectors_QD, axis=1)
         best = [NOTHING] * len(vectors_QD)
         for first_row, block_BD in self._blocks():
-            n, step = min(top_n, len(block_BD)), max(1, MAX_BLOCK_SCORES // len(block_BD))
+            block_top = min(top_n, len(block_BD))
+            step = max(1, MAX_BLOCK_SCORES // len(block_BD))
             for start in range(0, len(vectors_QD), step):
-                for query, score_B in enumerate(vectors_QD[start : start + step] @ block_BD.T, start):
-                    row_C = np.flatnonzero(score_B >= np.partition(score_B, -n)[-n] - error_Q[query])
+                scores_of_queries = vectors_QD[start : start + step] @ block_BD.T
+                for query, score_B in enumerate(scores_of_queries, start):
+                    lowest = np.partition(score_B, -block_top)[-block_top]
+                    row_C = np.flatnonzero(score_B >= lowest - error_Q[query])
                     product_CD = np.multiply(vectors_QD[query], block_BD[row_C], dtype=np.float64)
                     score_C = product_CD.sum(axis=1).astype(np.float32)
                     ids_N, scores_N = best[query]
-                    candidates = np.append(ids_N, row_C + first_row), np.append(scores_N, score_C)
-                    best[query] = top_k(*candidates, top_n)
+                    all_ids = np.append(ids_N, row_C + first_row)
+                    all_scores = np.append(scores_N, score_C)
+                    best[query] = top_k(all_ids, all_scores, top_n)
         return best
 
     def _blocks(self) -> Iterator[tuple[int, np.ndarray]]:

@@ -17,9 +17,11 @@ from memsearcher_jax.retrieval.hashing_encoder import HASHING_NAME, HashingEncod
 from memsearcher_jax.retrieval.index import open_index, open_index_corpus
 from memsearcher_jax.types import Passage
 
-BM25, TITLES = "bm25", "bm25/titles"  # folders of the indexes of words, in that of the index
+BM25 = "bm25"  # folder of the index of words, in that of the index
+TITLES = "bm25/titles"  # and of the index of the words of titles
 WEIGHTS = (1.0, 1.0, 0.5)  # of vectors, BM25 and BM25 of titles in the hybrid ranking
-LINKS, LINK_WORDS = 6, 128  # passages to which a passage links at most, by its first words
+LINKS = 6  # passages to which a passage links, at most
+LINK_WORDS = 128  # words at the beginning of a passage that can link
 
 
 class Source(Protocol):
@@ -59,14 +61,20 @@ def open_source(config: RetrievalConfig, directory: Path, model: TextEncoder | N
     if config.method == "bm25":
         corpus = open_index_corpus(Path(config.index))
         return LocalSource(corpus, words(BM25, "passage"))
-    name, tokens = (model.name, config.max_passage_tokens) if model else (HASHING_NAME, 0)
-    stored = open_index(Path(config.index), encoder=name, index_type=config.index_type, max_passage_tokens=tokens)
+    stored = open_index(
+        Path(config.index),
+        encoder=model.name if model else HASHING_NAME,
+        index_type=config.index_type,
+        max_passage_tokens=config.max_passage_tokens if model else 0,
+    )
     corpus = stored.corpus
     queries = model.queries if model else HashingEncoder(stored.encoder_state["idf"])
     dense = DenseRetriever(queries, stored.index)
     if config.method == "dense":
         return LocalSource(corpus, dense)
-    retrievers = (dense, words(BM25, "passage"), titles := words(TITLES, "title"))
+    passages = words(BM25, "passage")  # first, because the folder of titles is in its folder
+    titles = words(TITLES, "title")
+    retrievers = (dense, passages, titles)
     return LocalSource(corpus, HybridRetriever(retrievers, WEIGHTS, linked_rows=partial(linked_rows, corpus, titles)))
 
 

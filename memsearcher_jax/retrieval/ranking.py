@@ -15,6 +15,7 @@ def top_k(ids_R: np.ndarray, scores_R: np.ndarray, k: int) -> Ranking:
     """The `k` highest scores with their ids, best first; equal scores are ordered by id."""
     if len(ids_R) > k:
         kept = scores_R >= np.partition(scores_R, -k)[-k]  # including all ties for the last place
-        ids_R, scores_R = ids_R[kept], scores_R[kept]
+        ids_R = ids_R[kept]
+        scores_R = scores_R[kept]
     order_N = np.lexsort((ids_R, -scores_R))[:k]
     return ids_R[order_N], scores_R[order_N]

@@ -1,5 +1,6 @@
-"""Approximate search by ScaNN (Guo et al., "Accelerating Large-Scale Inference with Anisotropic Vector Quantization",
-ICML 2020).
+"""Approximate search by ScaNN.
+
+Guo et al., "Accelerating Large-Scale Inference with Anisotropic Vector Quantization", ICML 2020.
 
 A tree splits the vectors into leaves by k-means. A query scores quantised residuals in its nearest leaves and rescores
 the best candidates with the full vectors, here in bfloat16. The shape of the tree follows from the number and the size
@@ -33,7 +34,8 @@ SAMPLES_PER_LEAF = 50  # rows that train k-means
 CODEBOOK_ROWS = 100_000  # rows that train the quantiser
 SMALL_TREE_ROWS = 50_000  # trees of fewer rows have half as many leaves
 MIN_THREAD_QUERIES = 8  # fewer queries are not worth another thread
-ASSETS, PICKLED = "scann_assets.pbtxt", "scann_docids.pkl"  # ScaNN's file names
+ASSETS = "scann_assets.pbtxt"  # ScaNN's file names
+PICKLED = "scann_docids.pkl"
 
 
 @dataclass(frozen=True)
@@ -114,15 +116,20 @@ def tune(index: ScannIndex, queries_QD: np.ndarray, exact: Sequence[Ranking], ta
     def recall(leaves: int) -> float:
         return mean_recall(replace(index, leaves_searched=leaves).search(queries_QD, TOP), exact)
 
-    if (best := recall(index.leaves)) < target_recall:
+    best = recall(index.leaves)
+    if best < target_recall:
         raise ValueError(f"the recall of ScaNN is only {best:.3f}: lower retrieval.target_recall from {target_recall}")
-    return replace(index, leaves_searched=1 + bisect_left(range(1, index.leaves), target_recall, key=recall))
+    numbers = range(1, index.leaves)
+    enough = 1 + bisect_left(numbers, target_recall, key=recall)
+    return replace(index, leaves_searched=enough)
 
 
 def mean_recall(results: Sequence[Ranking], exact: Sequence[Ranking]) -> float:
     """The share of the rows of exact rankings that are in the results of the same query."""
-    pairs = zip(results, exact, strict=True)
-    return float(np.concatenate([np.isin(exact_N, found_N) for (found_N, _), (exact_N, _) in pairs]).mean())
+    is_found = list[np.ndarray]()
+    for (found_N, _), (exact_N, _) in zip(results, exact, strict=True):
+        is_found.append(np.isin(exact_N, found_N))
+    return float(np.concatenate(is_found).mean())
 
 
 def save_tree(index: ScannIndex, directory: Path) -> None:

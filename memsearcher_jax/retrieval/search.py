@@ -97,7 +97,8 @@ def _built_index(
     """
     if config.method != "bm25" and config.index_type == "scann":
         scann_index.check_installed()
-    folder, corpus = Path(config.index or directory), Path(config.corpus) if config.corpus else passages
+    folder = Path(config.index or directory)
+    corpus = Path(config.corpus) if config.corpus else passages
     if not config.index and not (folder / MANIFEST).exists():
         build_index(config, corpus, folder, model)
     elif (config.corpus or not config.index) and read_index_manifest(folder)["checksum"] != corpus_checksum(corpus):

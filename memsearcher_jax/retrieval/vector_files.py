@@ -59,7 +59,8 @@ class EmbeddingShards:
 
     def load(self, shard: int) -> np.ndarray:
         """One shard as stored, memory-mapped. Raises ValueError if it is damaged or of another index."""
-        path, shape = self.path(shard), (len(self.row_range(shard)), self.size)
+        path = self.path(shard)
+        shape = (len(self.row_range(shard)), self.size)
         try:
             stored_BD = np.load(path, mmap_mode="r")
         except (ValueError, EOFError) as error:
@@ -109,7 +110,8 @@ def _read_flat_index(path: Path, header: bytes) -> np.ndarray:
     if len(header) < FLAT_HEADER.size:
         raise ValueError(f"{path}: is truncated")
     _, size, rows, *_, floats = FLAT_HEADER.unpack(header)
-    found, expected = path.stat().st_size, FLAT_HEADER.size + 4 * rows * size
+    found = path.stat().st_size
+    expected = FLAT_HEADER.size + 4 * rows * size
     if floats != rows * size or found != expected:
         needed = f"{rows} x {size} vectors need {expected}"
         raise ValueError(f"{path}: has {found} bytes, but {needed}; join the parts of one published in parts")

@@ -7,7 +7,7 @@ passages than there are.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import cycle
+from itertools import cycle, islice
 
 from memsearcher_jax.data.synthetic.encyclopedia import EncyclopediaConfig, make_encyclopedia
 from memsearcher_jax.data.synthetic.entity_names import named_random
@@ -34,7 +34,8 @@ def make_documents(encyclopedia: EncyclopediaConfig, config: DocumentConfig) -> 
     texts = {name: make_passage(rng, entity, named_share=1.0) for name, entity in made.entities.items()}
 
     def problem(question: Problem, passages: int, split: str) -> Problem:
-        rng, needed = named_random(encyclopedia.seed, "document", question.id), question.supporting_titles
+        rng = named_random(encyclopedia.seed, "document", question.id)
+        needed = question.supporting_titles
         others = [name for name in texts if name not in needed]
         chosen = [*needed, *rng.choices(others, k=max(0, passages - len(needed)))]
         rng.shuffle(chosen)
@@ -43,7 +44,10 @@ def make_documents(encyclopedia: EncyclopediaConfig, config: DocumentConfig) -> 
         return replace(question, metadata=metadata, stream=stream)
 
     lengths = {"train": [config.train_passages], "test": config.test_passages or (config.train_passages,)}
-    return {
-        split: tuple(problem(one, count, split) for one, count in zip(questions, cycle(lengths[split]), strict=False))
-        for split, questions in (("train", made.train), ("test", made.test))
-    }
+    problems: dict[str, tuple[Problem, ...]] = {}
+    for split, questions in (("train", made.train), ("test", made.test)):
+        counts = list(islice(cycle(lengths[split]), len(questions)))
+        problems[split] = tuple(
+            problem(question, count, split) for question, count in zip(questions, counts, strict=True)
+        )
+    return problems

@@ -38,6 +38,14 @@ class EncyclopediaConfig:
 
 
 @dataclass(frozen=True)
+class Chain:
+    """Facts that follow one another: `relations[i]` leads from `visited[i]` to `visited[i + 1]`."""
+
+    visited: tuple[str, ...]  # names of entities
+    relations: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Encyclopedia:
     passages: tuple[Passage, ...]  # in random order
     entities: dict[str, Entity]  # by name
@@ -109,12 +117,16 @@ def _families(rng: random.Random, names: NameGenerator, people: int) -> list[Ent
         for child, mother in zip(couple, pair, strict=True):
             child.relations["mother"] = mother.name
         children += couple
-    single = [Entity(names.person(names.surname(), woman=True), "person", {}, woman=True)] * (people % 2)
-    return parents + children + single
+    single_surname = names.surname()
+    # This name is drawn in any case, because every later name depends on the names drawn before.
+    single_name = names.person(single_surname, woman=True)
+    single = Entity(single_name, "person", {}, woman=True)
+    return [*parents, *children, single] if people % 2 else parents + children
 
 
 def _couple(names: NameGenerator, surnames: list[str]) -> list[Entity]:
-    woman, man = names.person(surnames[0], woman=True), names.person(surnames[1], woman=False)
+    woman = names.person(surnames[0], woman=True)
+    man = names.person(surnames[1], woman=False)
     return [Entity(woman, "person", {"spouse": man}, woman=True), Entity(man, "person", {"spouse": woman})]
 
 
@@ -124,33 +136,37 @@ def _questions(config: EncyclopediaConfig, split: str, society: list[Entity], co
         raise ValueError("data.encyclopedia.hops is empty: give the numbers of facts that a question combines")
     rng = named_random(config.seed, split, "questions")
     entities = {entity.name: entity for entity in society}
-    chosen = []
+    chosen = list[tuple[str, Chain]]()
     for index, hops in enumerate(config.hops):
-        wanted = count // len(config.hops) + (index < count % len(config.hops))
-        chains = [chain for entity in society for chain in _chains(entities, (entity.name,), (), hops)]
+        takes_one_of_rest = index < count % len(config.hops)
+        wanted = count // len(config.hops) + takes_one_of_rest
+        chains = [chain for entity in society for chain in _chains(entities, Chain((entity.name,), ()), hops)]
         if wanted > len(chains):
             raise ValueError(
                 f"data.encyclopedia: {wanted} {split} questions of {hops} hops requested, only {len(chains)} exist: "
                 f"raise data.encyclopedia.{split}_people or lower data.encyclopedia.{split}_questions"
             )
-        sample = rng.sample(chains, wanted)
-        chosen += [(make_question(rng, visited[0], relations), visited, relations) for visited, relations in sample]
+        for chain in rng.sample(chains, wanted):
+            chosen.append((make_question(rng, chain.visited[0], chain.relations), chain))
     rng.shuffle(chosen)
     problems = []
-    for row, (question, visited, relations) in enumerate(chosen):
-        # The passage of each entity but the last states one fact.
-        metadata = {"hops": len(relations), "relations": list(relations), "supporting_titles": list(visited[:-1])}
-        problems.append(Problem(f"{split}_{row}", question, (visited[-1],), metadata))
+    for row, (question, chain) in enumerate(chosen):
+        metadata = {
+            "hops": len(chain.relations),
+            "relations": list(chain.relations),
+            # The passage of each entity but the last states one fact.
+            "supporting_titles": list(chain.visited[:-1]),
+        }
+        problems.append(Problem(f"{split}_{row}", question, (chain.visited[-1],), metadata))
     return tuple(problems)
 
 
-def _chains(
-    entities: dict[str, Entity], visited: tuple[str, ...], relations: tuple[str, ...], hops: int
-) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Every way to extend `visited` to a chain of `hops` facts that contains no entity twice."""
-    if len(relations) == hops:
-        yield visited, relations
+def _chains(entities: dict[str, Entity], begun: Chain, hops: int) -> Iterator[Chain]:
+    """Every way to extend `begun` to a chain of `hops` facts that contains no entity twice."""
+    if len(begun.relations) == hops:
+        yield begun
         return
-    for relation, target in entities[visited[-1]].relations.items():
-        if target not in visited:
-            yield from _chains(entities, (*visited, target), (*relations, relation), hops)
+    for relation, target in entities[begun.visited[-1]].relations.items():
+        if target not in begun.visited:
+            longer = Chain((*begun.visited, target), (*begun.relations, relation))
+            yield from _chains(entities, longer, hops)

@@ -6,7 +6,6 @@ name is two tokens, which a model of a million parameters learns to copy reliabl
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -74,7 +73,11 @@ class NameGenerator:
 
     def _unused(self, draw: Callable[[int], str]) -> str:
         """Draw until the name is new, adding a syllable when the short names run out."""
-        names = (draw(syllables) for syllables in itertools.count(1) for _ in range(ATTEMPTS))
-        name = next(name for name in names if name not in self.used)
-        self.used.add(name)
-        return name
+        syllables = 1
+        while True:
+            for _ in range(ATTEMPTS):
+                name = draw(syllables)
+                if name not in self.used:
+                    self.used.add(name)
+                    return name
+            syllables += 1

@@ -121,7 +121,8 @@ def _make_story(config: SyntheticStreamConfig, rng: random.Random, names: NameGe
         raise ValueError(f"{reason} to ask about: lower it or raise data.streams.statements")
     town_names = NameGenerator(rng)
     labels = [town_names.town() for _ in range(LABELS)]
-    texts, chunk_sentences = [], []
+    texts = []
+    chunk_sentences = []
     questions: dict[str, list[StreamQuestion]] = {kind: [] for kind in KINDS}
     latest_start = config.span_days - chunks * MAX_DAYS_BETWEEN_CHUNKS
     day = FIRST_DAY + timedelta(days=rng.randrange(latest_start) if latest_start > 0 else 0)
@@ -149,7 +150,8 @@ def _make_statement(kind: str, rng: random.Random, names: NameGenerator, day: da
     def statement(text: str, question: str, answer: str) -> Statement:
         return Statement(text, StreamQuestion(question, answer, kind))
 
-    subject, other = person(), person()
+    subject = person()
+    other = person()
     if kind == "person":
         return statement(f"{subject} works for {other}.", f"Who does {subject} work for?", other)
     if kind == "event":

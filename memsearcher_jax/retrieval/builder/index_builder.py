@@ -34,7 +34,9 @@ from memsearcher_jax.retrieval.index import EMBEDDINGS, FORMAT, STATE, TREE, Exa
 from memsearcher_jax.retrieval.scann_index import ScannIndex
 from memsearcher_jax.retrieval.vector_files import EmbeddingShards
 
-BUILD, CORPUS, FLOATS = "build.json", "corpus.json", "float32.bin"
+BUILD = "build.json"
+CORPUS = "corpus.json"
+FLOATS = "float32.bin"
 TEMPORARY = (BUILD, CORPUS, FLOATS)
 PREFETCH = 2  # batches in progress: the host tokenises one while the devices compute the other
 PROBES = 512  # texts used as queries to tune a tree, and as many others to verify its recall
@@ -63,7 +65,8 @@ def prepare_corpus(source: Source, directory: Path, on_progress: ProgressFn = la
     """
     build_dir.check_absent(directory)
     if isinstance(source, Path):
-        next(numbered_lines(source), None)  # raises for a missing file or a folder, before anything is written
+        for _ in numbered_lines(source):  # raises for a missing file or a folder, before anything is written
+            break
     staging = build_dir.staging_dir(directory)
     with build_dir.explain_disk_full(staging), build_dir.locked(staging, "corpus", wait=True):
         if (staging / CORPUS).exists():
@@ -106,14 +109,16 @@ def build_index(
       OSError: the disk is full. Finished steps are kept, and the next call continues.
     """
     directory = directory.resolve()  # "." has no name, and a link cannot be replaced by a folder
-    corpus, staging = prepare_corpus(source, directory, on_progress), build_dir.staging_dir(directory)
+    corpus = prepare_corpus(source, directory, on_progress)
+    staging = build_dir.staging_dir(directory)
     with build_dir.explain_disk_full(staging), build_dir.locked(staging, f"shard{shard.index}"):
         vectors: dict[str, Any] = {"vectors": None}
         if config.method != "bm25":
             state: dict[str, np.ndarray] = {}
             if model is None:
                 hashing = fit_hashing(passage.contents for passage in corpus)
-                model, state = TextEncoder(HASHING_NAME, hashing, hashing), {"idf": hashing.idf_F}
+                model = TextEncoder(HASHING_NAME, hashing, hashing)
+                state = {"idf": hashing.idf_F}
             build = _VectorBuild(staging, corpus, config, model, precomputed, on_progress)
             vectors = build.start()
             build.write_shards(shard)
@@ -148,8 +153,9 @@ class _VectorBuild:
 
     @cached_property
     def shards(self) -> EmbeddingShards:
-        size = (self.model.passages(self.corpus.texts([0])) if self.precomputed is None else self.precomputed).shape[1]
-        return EmbeddingShards(self.staging / EMBEDDINGS, len(self.corpus), size, self.config.embedding_dtype)
+        some_BD = self.model.passages(self.corpus.texts([0])) if self.precomputed is None else self.precomputed
+        directory = self.staging / EMBEDDINGS
+        return EmbeddingShards(directory, len(self.corpus), some_BD.shape[1], self.config.embedding_dtype)
 
     def start(self) -> dict[str, Any]:
         """Record which vectors are made, or check that they are the same; return their entries of the manifest."""
@@ -160,7 +166,8 @@ class _VectorBuild:
         if (self.staging / BUILD).exists():
             stored = json.loads((self.staging / BUILD).read_text())
             for name, value in build.items():
-                if (old := stored.get(name)) != value:
+                old = stored.get(name)
+                if old != value:
                     reason = f"was started with {name} {old!r}, not {value!r}"
                     raise ValueError(f"{self.staging} {reason}: use the same, or delete that folder to restart")
         self.shards.directory.mkdir(exist_ok=True)
@@ -171,7 +178,8 @@ class _VectorBuild:
         """A hash of some of the vectors, which the encoder confirms."""
         rows = np.unique(np.linspace(0, len(self.corpus) - 1, COMPARED_ROWS).astype(int))
         encoded_BD = self.model.passages(self.corpus.texts(rows.tolist()))
-        if precomputed.shape != (needed := (len(self.corpus), encoded_BD.shape[1])):
+        needed = (len(self.corpus), encoded_BD.shape[1])
+        if precomputed.shape != needed:
             raise ValueError(f"the precomputed vectors are {precomputed.shape}, passages and encoder need {needed}")
         given_BD = _unit_vectors(precomputed[rows])
         finite_B = np.isfinite(given_BD).all(axis=1)  # vectors that are not finite are reported when they are copied
@@ -184,15 +192,16 @@ class _VectorBuild:
 
     def write_shards(self, share: BuildShard) -> None:
         shards = self.shards
-        own = {number: shards.row_range(number) for number in range(share.index, shards.count, share.count)}
-        missing = {number: own[number] for number in shards.missing() if number in own}
-        total = sum(map(len, own.values()))
-        done = total - sum(map(len, missing.values()))
+        own = range(share.index, shards.count, share.count)
+        missing = [number for number in shards.missing() if number in own]
+        total = sum(len(shards.row_range(number)) for number in own)
+        done = total - sum(len(shards.row_range(number)) for number in missing)
         self.on_progress("embedding", done, total)
         with ThreadPoolExecutor(PREFETCH) as pool:
-            for number, rows in missing.items():
+            for number in missing:
+                rows = shards.row_range(number)
                 batches = []
-                parts = (rows[start : start + MAX_BATCH] for start in range(0, len(rows), MAX_BATCH))
+                parts = [rows[start : start + MAX_BATCH] for start in range(0, len(rows), MAX_BATCH)]
                 for batch_BD in pool.map(self._embed, parts):
                     batches.append(batch_BD)
                     done += len(batch_BD)
@@ -220,7 +229,8 @@ class _VectorBuild:
 
     def tree(self) -> dict[str, Any]:
         """The tree's entries of the manifest: its settings, and its recall on held-out probes and their number."""
-        shards, config = self.shards, self.config
+        shards = self.shards
+        config = self.config
         if config.index_type != "scann" or shards.rows < scann_index.MIN_TREE_ROWS:
             return {"tree": None, "recall": 1.0, "measured_on": 0}
         self.on_progress("building the tree", 0, 0)
@@ -239,7 +249,8 @@ class _VectorBuild:
     def _tuned(self, tree: ScannIndex, exact_index: ExactIndex) -> tuple[ScannIndex, dict[str, float]]:
         """The tree tuned to the target recall, with its recall on probes that did not tune it, and their number."""
         # A question is much shorter than a passage, and a passage would find itself: use the last words of passages.
-        rows, target = np.linspace(0, len(self.corpus) - 1, 2 * PROBES).astype(int), self.config.target_recall
+        rows = np.linspace(0, len(self.corpus) - 1, 2 * PROBES).astype(int)
+        target = self.config.target_recall
         texts = [" ".join(text.split()[-PROBE_WORDS:]) for text in self.corpus.texts(rows.tolist())]
         probes_QD = self.model.queries(texts)
         probes_QD = probes_QD[probes_QD.any(axis=1)]
@@ -255,8 +266,10 @@ class _VectorBuild:
 
 
 def _unit_vectors(vectors_BD: np.ndarray) -> np.ndarray:
-    """The vectors with length 1, as the encoder's: of others the longest would win. Zeros, of which a file that was
-    not filled to its end consists, become NaN."""
+    """The vectors with length 1, as the encoder's: of others the longest would win.
+
+    Zeros, of which a file that was not filled to its end consists, become NaN.
+    """
     with np.errstate(all="ignore"):
         vectors_BD = vectors_BD.astype(np.float32)
         return (vectors_BD / np.linalg.norm(vectors_BD.astype(np.float64), axis=1, keepdims=True)).astype(np.float32)
