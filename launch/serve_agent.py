@@ -57,8 +57,9 @@ def main(argv: Sequence[str]) -> None:
             preconditions.require_inputs(flags.run)
             if flags.run.memalpha.answer_from != "memory":
                 raise ValueError("questions are answered from the memory: omit memalpha.answer_from")
-            if wrong := [one for one in flags.cors_origins if not re.fullmatch(r"\*|null|[a-z-]+://[^/A-Z]+", one)]:
-                raise ValueError(f"--cors_origins {wrong[0]}: write https://host, without a path")
+            for origin in flags.cors_origins:
+                if not re.fullmatch(r"\*|null|[a-z-]+://[^/A-Z]+", origin):
+                    raise ValueError(f"--cors_origins {origin}: write https://host, without a path")
             key = read_key(flags.api_key_env, "--api_key_env") if flags.api_key_env else ""
             listener = resources.enter_context(listen(flags.host, flags.port))
             scratch = Path(resources.enter_context(tempfile.TemporaryDirectory()))

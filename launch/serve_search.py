@@ -66,11 +66,12 @@ def main(argv: Sequence[str]) -> None:
 
         from memsearcher_jax.retrieval.server.app import make_app
 
-        source, method = searcher.source, retrieval.method
+        source = searcher.source
         assert isinstance(source, LocalSource | SearchProcess), "retrieval.url is rejected"
         process = source if isinstance(source, SearchProcess) else None
-        app = make_app(searcher.search, flags.limits, {"method": method, **source.info}, process)
-        what = f"{source.info['passages']:,} passages by {method}"
+        info = {"method": retrieval.method, **source.info}
+        app = make_app(searcher.search, flags.limits, info, process)
+        what = f"{source.info['passages']:,} passages by {retrieval.method}"
         run_server(app, flags.limits, listener, what, DRAIN_SECONDS, end=lambda: None)
 
 
@@ -79,11 +80,12 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         # An address with a colon is one of IPv6; "::" listens on all interfaces, also for IPv4.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        both = host == "::" and socket.has_dualstack_ipv6()
-        return socket.create_server((host, port), family=family, backlog=2_048, dualstack_ipv6=both)
+        dualstack = host == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server((host, port), family=family, backlog=2_048, dualstack_ipv6=dualstack)
     except OSError as error:
-        # Errors of name resolution have negative numbers and their own messages.
-        reason = os.strerror(code) if (code := error.errno or 0) > 0 else error.strerror
+        reason = error.strerror
+        if error.errno is not None and error.errno > 0:  # errors of name resolution have negative numbers
+            reason = os.strerror(error.errno)
         raise OSError(f"cannot listen on {host}:{port} ({reason}): choose another --host or --port") from error
 
 
@@ -94,7 +96,8 @@ def make_searcher(flags: Serve, scratch: Path) -> Searcher:
     if config.encoder == HASHING:
         # bm25s imports JAX, which would otherwise claim this host's accelerators.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    passages, timeout = make_encyclopedia(flags.run.data.encyclopedia).passages, flags.limits.search_timeout
+    passages = make_encyclopedia(flags.run.data.encyclopedia).passages
+    timeout = flags.limits.search_timeout
     return open_searcher(config, directory, passages, preconditions.load_encoder, search_timeout=timeout)
 
 
@@ -121,7 +124,8 @@ def run_server(
     # uvicorn re-raises SIGTERM after a graceful shutdown; the process should then exit with status 0.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     host, port = listener.getsockname()[:2]
-    host = f"[{host}]" if ":" in host else host
+    if ":" in host:
+        host = f"[{host}]"
     print(f"serving {what} at http://{host}:{port}", file=sys.stderr, flush=True)
     server.run(sockets=[listener])
     print("stopped", file=sys.stderr)

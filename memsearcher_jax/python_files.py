@@ -14,16 +14,17 @@ _PREFIX = "memsearcher_jax_file "  # before the path, in the name of a module
 
 
 def load_named(file: str | Path, setting: str, *names: str) -> Any:
-    """What a file defines under the first of these names that it has, the last being its own: my_agent of my-agent.py.
+    """What a file defines under the first of `names` that it has, or under its own name (my_agent of my-agent.py).
 
     Raises ValueError or OSError in one line with the setting, the file and, for an error in it, the line.
     """
     path = Path(file).absolute()
-    module, names = load(path, setting), (*names, re.sub(r"^(?=\d)|\W", "_", path.stem))
-    for name in names:
+    module = load(path, setting)
+    candidates = (*names, re.sub(r"^(?=\d)|\W", "_", path.stem))
+    for name in candidates:
         if hasattr(module, name):
             return getattr(module, name)
-    raise ValueError(f"{setting} {path}: defines no {' or '.join(names)}")
+    raise ValueError(f"{setting} {path}: defines no {' or '.join(candidates)}")
 
 
 def load(file: str | Path, setting: str) -> ModuleType:
@@ -40,7 +41,8 @@ def load(file: str | Path, setting: str) -> ModuleType:
 @lru_cache(maxsize=64)
 def _execute(path: str, content: bytes) -> ModuleType:
     module = ModuleType(_PREFIX + path)
-    module.__file__, module.__package__ = path, ""  # no package, which `from .` would import from
+    module.__file__ = path
+    module.__package__ = ""  # no package, which `from .` would import from
     sys.modules[module.__name__] = module  # dataclasses look their module up
     # What was read: a hash of it is of what runs. Without this file's own future annotations.
     exec(compile(content, path, "exec", dont_inherit=True), vars(module))

@@ -41,12 +41,18 @@ def file_tools(file: str) -> list[Tool]:
     if not file.endswith(".py"):
         raise ValueError(f"agent.tools {file}: is no Python file; put what is none of its values before --agent.tools")
     module = load(file, "agent.tools")
-    public = [one for name, one in vars(module).items() if not name.startswith("_") and _is_function(one)]
-    functions = getattr(module, "TOOLS", [one for one in public if one.__module__ == module.__name__])
+    if hasattr(module, "TOOLS"):
+        functions = module.TOOLS
+    else:
+        public = [value for name, value in vars(module).items() if not name.startswith("_") and _is_function(value)]
+        functions = [function for function in public if function.__module__ == module.__name__]
     if not isinstance(functions, list | tuple) or not all(map(_is_function, functions)):
         raise ValueError(f"agent.tools {file}: TOOLS must be a list of functions, found {functions!r:.200}")
-    batches = [getattr(one, "batch", None) for one in functions]
-    tools = [_tool(one, batch) for one, batch in zip(functions, batches, strict=True) if one not in batches]
+    batches = [getattr(function, "batch", None) for function in functions]
+    tools = []
+    for function, batch in zip(functions, batches, strict=True):
+        if function not in batches:
+            tools.append(_tool(function, batch))
     if not tools:
         raise ValueError(f"agent.tools {file}: defines no function")
     return tools
@@ -57,23 +63,29 @@ def _is_function(value: Any) -> bool:
 
 
 def _tool(function: Callable[..., Any], batch: Callable[..., Any] | None) -> Tool:
-    signature, code = inspect.signature(function), inspect.unwrap(function).__code__
+    signature = inspect.signature(function)
+    code = inspect.unwrap(function).__code__
     where = f"{code.co_filename}, line {code.co_firstlineno}: {function.__name__}"
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ValueError(f"agent.tools {where} is a generator and returns no text: name the tools in a list TOOLS")
-    if not (description := inspect.getdoc(function)):
+    description = inspect.getdoc(function)
+    if not description:
         raise ValueError(f"agent.tools {where} has no docstring: the policy reads it")
+    properties: dict[str, Any] = {}
+    required = []
     try:
-        hints, properties = typing.get_type_hints(function, include_extras=True), dict[str, Any]()
-        for name, one in signature.parameters.items():
-            if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
-                raise TypeError(f"{one} has no name in a call")
-            default = {} if one.default is one.empty or one.default is None else {"default": one.default}
-            properties[name] = _schema(hints[name]) | default
+        hints = typing.get_type_hints(function, include_extras=True)
+        for name, parameter in signature.parameters.items():
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                raise TypeError(f"{parameter} has no name in a call")
+            properties[name] = _schema(hints[name])
+            if parameter.default is parameter.empty:
+                required.append(name)
+            elif parameter.default is not None:
+                properties[name]["default"] = parameter.default
         json.dumps(properties, allow_nan=False)
     except (KeyError, NameError, TypeError, ValueError) as error:
         raise ValueError(f"agent.tools {where} has a parameter without a type that JSON has: {error}") from error
-    required = [name for name, one in signature.parameters.items() if one.default is one.empty]
     parameters = {"type": "object", "properties": properties, "required": required}
 
     def answer(calls: Sequence[dict[str, Any]]) -> Sequence[Any]:
@@ -81,8 +93,10 @@ def _tool(function: Callable[..., Any], batch: Callable[..., Any] | None) -> Too
             signature.bind(**arguments)  # raises TypeError for wrong ones
         calls = deepcopy(list(calls))  # which are recorded, whatever a function does with its arguments
         results = batch(calls) if batch else [function(**arguments) for arguments in calls]
-        if not inspect.isawaitable(results) and not any(map(inspect.isawaitable, results := list(results))):
-            return results
+        if not inspect.isawaitable(results):
+            results = list(results)
+            if not any(map(inspect.isawaitable, results)):
+                return results
         return asyncio.run_coroutine_threadsafe(_gathered(results), _event_loop()).result()
 
     return Tool({"name": function.__name__, "description": description, "parameters": parameters}, answer, bool(batch))
@@ -100,23 +114,27 @@ async def _gathered(results: Any) -> list[Any]:
     """The results, of which any, or all together, may be awaitable."""
     try:
         results = await results if inspect.isawaitable(results) else results
-        return [await one if inspect.isawaitable(one) else one for one in results]
+        return [await result if inspect.isawaitable(result) else result for result in results]
     except (KeyboardInterrupt, SystemExit) as error:  # which would end the loop
         raise RuntimeError(described(error)) from error
 
 
 def _schema(hint: Any) -> dict[str, Any]:
     """The JSON schema of a type. Raises TypeError for one that JSON has not."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if origin is Annotated:
-        texts = [one for one in arguments[1:] if isinstance(one, str)]
-        return _schema(arguments[0]) | ({"description": texts[0]} if texts else {})
+        schema = _schema(arguments[0])
+        descriptions = [annotation for annotation in arguments[1:] if isinstance(annotation, str)]
+        return schema | {"description": descriptions[0]} if descriptions else schema
     if origin is Literal:
         return {"enum": list(arguments)}
     if origin in (Union, UnionType):
-        kinds = [_schema(one) for one in arguments if one is not NoneType]
-        return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
-    if (kind := origin or hint) not in JSON_TYPES:
+        members = [_schema(argument) for argument in arguments if argument is not NoneType]
+        return members[0] if len(members) == 1 else {"anyOf": members}
+    kind = origin or hint
+    if kind not in JSON_TYPES:
         raise TypeError(f"{hint}")
-    schema = {"type": JSON_TYPES[kind]}
-    return schema | {"items": _schema(arguments[0])} if kind is list and arguments else schema
+    if kind is list and arguments:
+        return {"type": "array", "items": _schema(arguments[0])}
+    return {"type": JSON_TYPES[kind]}

@@ -43,10 +43,10 @@ class JsonClient:
             )
         try:
             parts = urllib.parse.urlsplit(self.url)
-            valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+            is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         except ValueError:  # raised for an invalid port
-            valid = False
-        if not valid:
+            is_valid = False
+        if not is_valid:
             raise ValueError(f"{self.setting} {self.url!r} is not a valid address: write it like http://host:8000")
 
     def request(self, method: str, path: str, body: Any) -> Any:
@@ -90,7 +90,8 @@ class JsonClient:
     def _excerpt(self, text: bytes, max_bytes: int = 200) -> str:
         """The first bytes of a response on one line, without secrets: some services repeat the key they reject."""
         for value in self.headers.values():
-            for secret in {value, *value.split()} - {"Bearer"}:
+            secrets = {value, *value.split()} - {"Bearer"}
+            for secret in secrets:
                 text = text.replace(secret.encode(), b"***")
         return " ".join(text[:max_bytes].decode("utf-8", "replace").split())
 

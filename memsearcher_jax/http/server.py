@@ -13,7 +13,7 @@ import asyncio
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -37,12 +37,12 @@ Count = Annotated[int, Field(ge=1)]
 def first_error(error: RequestValidationError) -> tuple[str, str]:
     """(field, reason) of the first error; no field if the whole body is wrong."""
     first = error.errors()[0]
-    location, reason = ".".join(map(str, first["loc"][1:])), first["msg"]
-    if first["type"] == "json_invalid":
-        location = ""  # a position in the text
-    elif not location:
-        reason = "a JSON object is needed, with Content-Type: application/json"
-    return location, reason
+    if first["type"] == "json_invalid":  # whose location is a position in the text
+        return "", first["msg"]
+    location = ".".join(map(str, first["loc"][1:]))
+    if not location:
+        return "", "a JSON object is needed, with Content-Type: application/json"
+    return location, first["msg"]
 
 
 class Overloaded(Exception):
@@ -87,7 +87,8 @@ def limited_protocol(max_connections: int, read_timeout: float) -> type[asyncio.
         def _expect_reading(self, before: int | None = None) -> None:
             """Ends a connection whose client read nothing for `read_timeout` seconds, since `before` bytes waited."""
             unsent = self.transport.get_write_buffer_size()
-            if before and unsent >= before:
+            has_read_nothing = before is not None and unsent >= before
+            if has_read_nothing:
                 self.transport.abort()  # closing it would wait for the client
             elif unsent:
                 self.loop.call_later(read_timeout, self._expect_reading, unsent)
@@ -97,6 +98,13 @@ def limited_protocol(max_connections: int, read_timeout: float) -> type[asyncio.
                 self.transport.close()
 
     return LimitedProtocol
+
+
+class _Refusal(NamedTuple):
+    """Why a request is refused."""
+
+    status: int  # of HTTP
+    reason: str
 
 
 @dataclass
@@ -115,36 +123,44 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers, limits = Headers(scope=scope), self.limits
+        headers = Headers(scope=scope)
         length = headers.get("content-length", "")
         reserved = int(length) if length.isdecimal() else 0
         self.reserved += reserved
-        body, received, complete = bytearray(), 0, False
         try:
             refusal = self._refusal(reserved)
             # A client reads the response after it has sent the body, unless it waits for "100 Continue" before.
-            drained = 0 if headers.get("expect", "").lower() == "100-continue" else DRAINED_BODIES
+            awaits_continue = headers.get("expect", "").lower() == "100-continue"
+            max_drained = 0 if awaits_continue else DRAINED_BODIES * self.limits.max_body_bytes
+            body = bytearray()
+            received = 0
+            is_complete = False
             try:
-                async with asyncio.timeout(limits.read_timeout):
-                    while not complete and (not refusal or received < drained * limits.max_body_bytes):
+                async with asyncio.timeout(self.limits.read_timeout):
+                    while not is_complete and (refusal is None or received < max_drained):
                         message = await receive()
                         if message["type"] == "http.disconnect":
                             return
-                        chunk, complete = message.get("body", b""), not message.get("more_body", False)
+                        chunk = message.get("body", b"")
+                        is_complete = not message.get("more_body", False)
                         received += len(chunk)
-                        if received > reserved:  # the length was not declared
-                            self.reserved, reserved = self.reserved + received - reserved, received
+                        undeclared = max(0, received - reserved)
+                        self.reserved += undeclared
+                        reserved += undeclared
                         refusal = refusal or self._refusal(received)
                         if refusal:
                             body.clear()
                         else:
                             body += chunk
             except TimeoutError:
-                refusal = refusal or (408, f"the body did not arrive within {limits.read_timeout:g} s")
+                late = _Refusal(408, f"the body did not arrive within {self.limits.read_timeout:g} s")
+                refusal = refusal or late
             if refusal:
-                status, reason = refusal
-                extra = {"Connection": "close"} | ({"Retry-After": "1"} if status == 503 else {})
-                await JSONResponse(self.error(status, reason), status, extra)(scope, receive, send)
+                extra_headers = {"Connection": "close"}
+                if refusal.status == 503:
+                    extra_headers["Retry-After"] = "1"
+                response = JSONResponse(self.error(refusal.status, refusal.reason), refusal.status, extra_headers)
+                await response(scope, receive, send)
                 return
             messages = [{"type": "http.request", "body": bytes(body)}]
 
@@ -155,9 +171,10 @@ class BodyLimit:
         finally:
             self.reserved -= reserved
 
-    def _refusal(self, size: int) -> tuple[int, str] | None:
+    def _refusal(self, size: int) -> _Refusal | None:
+        """Why a body of `size` bytes is not read, or None."""
         if size > self.limits.max_body_bytes:
-            return 413, f"the body is larger than {self.limits.max_body_bytes} bytes"
+            return _Refusal(413, f"the body is larger than {self.limits.max_body_bytes} bytes")
         if self.reserved > self.limits.max_buffered_bytes:
-            return 503, "too many requests are being received; retry later"
+            return _Refusal(503, "too many requests are being received; retry later")
         return None

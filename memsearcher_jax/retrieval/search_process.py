@@ -51,7 +51,8 @@ class SearchProcess:
         self, config: RetrievalConfig, directory: Path, model: TextEncoder | None = None, timeout: float = 30.0
     ):
         self._request = {"config": asdict(config), "directory": str(directory), "encoder": model.name if model else ""}
-        self._model, self._timeout = model, timeout
+        self._model = model
+        self._timeout = timeout
         self._working_dir = Path.cwd()  # to which paths of the settings are relative
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen] = []
@@ -82,8 +83,8 @@ class SearchProcess:
                 part = slice(start, start + QUERIES_PER_MESSAGE)
                 vectors = None if vectors_QD is None else vectors_QD[part].tolist()
                 message = {"queries": queries[part], "top_n": top_n, "vectors": vectors}
-                rankings = self._child.call(message, self._timeout)
-                found += [[Passage(*passage) for passage in ranking] for ranking in rankings]
+                for ranking in self._child.call(message, self._timeout):
+                    found.append([Passage(*passage) for passage in ranking])
             return found
         except TimeoutError:
             self._open(REOPEN_TIMEOUT)
@@ -163,16 +164,24 @@ def main() -> None:
                 source = open_source(RetrievalConfig(**request["config"]), Path(request["directory"]), model)
                 result: Any = source.info
             else:
-                found = source.search(request["queries"], request["top_n"])
-                result = [[(passage.id, passage.contents, passage.score) for passage in ranking] for ranking in found]
+                result = []
+                for ranking in source.search(request["queries"], request["top_n"]):
+                    result.append([(passage.id, passage.contents, passage.score) for passage in ranking])
             answer = {"result": result}
         except Exception as fault:
             error = OSError(f"memory is short: {fault}") if isinstance(fault, MemoryError) else fault
-            kind = next((name for name, known in ERRORS.items() if isinstance(error, known)), "")
-            if not kind:
+            answer = _error_message(error)
+            if not answer["error"]:
                 log.exception("the search failed")
-            answer = {"error": kind, "message": str(error) if kind else f"{type(error).__name__}: {error}"}
         parent.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _error_message(error: Exception) -> dict[str, str]:
+    """The answer of a search that failed: the name in ERRORS, "" for an error that is not for users, and the text."""
+    for name, kind in ERRORS.items():
+        if isinstance(error, kind):
+            return {"error": name, "message": str(error)}
+    return {"error": "", "message": f"{type(error).__name__}: {error}"}
 
 
 def _receive(parent: socket.socket, requests: queue.SimpleQueue[bytes]) -> None:

@@ -80,24 +80,29 @@ class Backend:
             late = TimeoutError(f"no answer in {self.timeout:g} s")
             error = batch.future.exception() if batch.future.done() else late
             if error is not None and len(batch.pending) > 1:
-                self.running += [self._begin((one,)) for one in batch.pending]
+                self.running += [self._begin((pending,)) for pending in batch.pending]
                 continue
             if error is not None and self._is_outage(batch, error, now):
-                self.waiting += [replace(one, failed_at=min(one.failed_at, now)) for one in batch.pending]
+                (pending,) = batch.pending
+                self.waiting.append(replace(pending, failed_at=min(pending.failed_at, now)))
                 self.suspended_until = now + OUTAGE_PAUSE
                 continue
             if error is None:
                 self.last_available = max(self.last_available, batch.began)
-            responses = [failed(one.request, error) for one in batch.pending] if error else batch.future.result()
-            for one, response in zip(batch.pending, responses, strict=True):
-                self.latencies.append(now - one.since)
-                yield one.caller, response
+                responses = batch.future.result()
+            else:
+                responses = [failed(pending.request, error) for pending in batch.pending]
+            for pending, response in zip(batch.pending, responses, strict=True):
+                self.latencies.append(now - pending.since)
+                yield pending.caller, response
 
     def _is_outage(self, batch: _Batch, error: BaseException, now: float) -> bool:
         """Whether the backend is down rather than this request bad, and may come back in time."""
-        (one,) = batch.pending
-        blameless = self.last_available <= one.failed_at
-        return isinstance(error, self.outages) and blameless and now - one.since < self.max_outage
+        (pending,) = batch.pending
+        # Otherwise a request that began after the first failure was answered.
+        nothing_answered = self.last_available <= pending.failed_at
+        in_time = now - pending.since < self.max_outage
+        return isinstance(error, self.outages) and nothing_answered and in_time
 
     def _begin(self, pending: tuple[_Pending, ...]) -> _Batch:
         future: futures.Future[Sequence[Response]] = futures.Future()
@@ -105,7 +110,7 @@ class Backend:
 
         def answer() -> None:
             try:
-                responses = self.answer([one.request for one in pending])
+                responses = self.answer([waiting.request for waiting in pending])
                 if len(responses) != len(pending):
                     raise ValueError(f"{len(responses)} results for {len(pending)} calls")
                 future.set_result(responses)
@@ -151,12 +156,16 @@ class ToolExecutor:
 
     def wait(self, timeout: float = math.inf) -> None:
         """Returns when a batch has finished, timed out or may begin again after an outage, or after `timeout` s."""
-        now, running, ends = time.monotonic(), list[futures.Future[Any]](), [math.inf]
+        now = time.monotonic()
+        running: list[futures.Future[Any]] = []
+        wake_at = now + timeout
         for backend in self._backends.values():
-            running += [batch.future for batch in backend.running]
-            ends += [batch.began + backend.timeout for batch in backend.running]
-            ends += [backend.suspended_until] * backend.may_start
-        remaining = max(0.0, min(timeout, min(ends) - now))
+            for batch in backend.running:
+                running.append(batch.future)
+                wake_at = min(wake_at, batch.began + backend.timeout)
+            if backend.may_start:
+                wake_at = min(wake_at, backend.suspended_until)
+        remaining = max(0.0, wake_at - now)
         if not running:
             time.sleep(remaining)
         futures.wait(running, remaining, futures.FIRST_COMPLETED)
@@ -178,12 +187,14 @@ def tool_backend(
         return clip(encodable(text[:MAX_CHARACTERS]))
 
     def answer(requests: Sequence[Call]) -> list[ToolResult]:
-        found = tool.answer([request.arguments for request in requests])
-        results = [
-            one if isinstance(one, ToolResult) else ToolResult(request.tool, request.arguments, str(one))
-            for request, one in zip(requests, found, strict=True)
-        ]
-        return [replace(one, text=cut(one.text), error=cut(one.error)) for one in results]
+        values = tool.answer([request.arguments for request in requests])
+        results = []
+        for request, value in zip(requests, values, strict=True):
+            result = value
+            if not isinstance(value, ToolResult):
+                result = ToolResult(request.tool, request.arguments, str(value))
+            results.append(replace(result, text=cut(result.text), error=cut(result.error)))
+        return results
 
     concurrency = 1 if tool.batches else MAX_TOOL_THREADS
     return Backend(answer, timeout, max_outage, concurrency, tool.batches, outages=(ConnectionError,))
@@ -203,9 +214,14 @@ def _search(searcher: Searcher | None, requests: Sequence[Search]) -> list[Resul
         raise RuntimeError("the workflow searches, and there is no index")
     queries = [query for request in requests for query in request.queries]
     passages = searcher.search([query.text for query in queries], max(query.top_n for query in queries))
-    found = zip(queries, passages, strict=True)
-    results = iter([SearchResult(tuple(ranked[: query.top_n])) for query, ranked in found])
-    return [tuple(next(results) for _ in request.queries) for request in requests]
+    results = [SearchResult(tuple(ranked[: query.top_n])) for query, ranked in zip(queries, passages, strict=True)]
+    responses = []
+    first = 0
+    for request in requests:
+        end = first + len(request.queries)
+        responses.append(tuple(results[first:end]))
+        first = end
+    return responses
 
 
 def failed(request: Request, error: BaseException) -> Response:

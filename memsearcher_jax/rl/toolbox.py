@@ -22,6 +22,7 @@ from memsearcher_jax.types import ToolResult
 
 if TYPE_CHECKING:
     from mcp import Client
+    from mcp.types import CallToolResult
 
 MCP = "mcp:"
 TOOLS_FILE = "tools.json"  # the schemas of a run's tools
@@ -33,15 +34,15 @@ def open_tools(config: AgentConfig, workspace: Path) -> tuple[Tool, ...]:
     if config.replay:
         tools = recorded_tools(Path(config.replay))
     else:
-        tools = [
-            one for name in config.tools for one in (mcp_tools(name) if name.startswith(MCP) else file_tools(name))
-        ]
-    names = [one.name for one in tools]
+        tools = []
+        for name in config.tools:
+            tools += mcp_tools(name) if name.startswith(MCP) else file_tools(name)
+    names = [tool.name for tool in tools]
     if taken := [name for name in names if names.count(name) > 1 or name == "wikipedia_search"]:
         raise ValueError(f"agent.tools: there are two tools named {taken[0]}: rename one")
     if tools:
         workspace.mkdir(parents=True, exist_ok=True)
-        atomic_write(workspace / TOOLS_FILE, json.dumps([one.schema for one in tools], indent=2).encode())
+        atomic_write(workspace / TOOLS_FILE, json.dumps([tool.schema for tool in tools], indent=2).encode())
     return tuple(tools)
 
 
@@ -57,8 +58,14 @@ def recorded_tools(run: Path) -> list[Tool]:
                     results.setdefault(_key(result.tool, result.arguments), result)
 
     def answer(name: str, calls: Sequence[dict[str, Any]]) -> list[ToolResult]:
-        missing = f"agent.replay {run} has recorded no call of {name} with these arguments"
-        return [results.get(_key(name, one)) or ToolResult(name, one, error=missing) for one in calls]
+        answers = []
+        for arguments in calls:
+            result = results.get(_key(name, arguments))
+            if result is None:
+                missing = f"agent.replay {run} has recorded no call of {name} with these arguments"
+                result = ToolResult(name, arguments, error=missing)
+            answers.append(result)
+        return answers
 
     schemas = json.loads((run / TOOLS_FILE).read_bytes())
     return [Tool(schema, partial(answer, schema["name"]), batches=True) for schema in schemas]
@@ -72,7 +79,8 @@ def mcp_tools(name: str) -> list[Tool]:
     """The tools that a server lists. Raises ConnectionError in one line if it does not answer."""
     server = McpServer(name.removeprefix(MCP))
     try:
-        if not (listed := server.request(_all_tools, START_SECONDS)):
+        listed = server.request(_all_tools, START_SECONDS)
+        if not listed:
             raise ValueError("its list is empty")
     except Exception as error:
         reason = " ".join(str(error).split()) or f"no answer in {START_SECONDS:g} s"
@@ -82,28 +90,39 @@ def mcp_tools(name: str) -> list[Tool]:
         results = []
         for arguments in calls:
             reply = server.request(lambda client, arguments=arguments: client.call_tool(tool, arguments))
-            shown = [(getattr(one, "resource", one), one.type) for one in reply.content]
-            text = "\n".join(getattr(one, "text", f"[{getattr(one, 'uri', kind)}]") for one, kind in shown)
-            if not text and reply.structured_content is not None:  # which a server should, and need not, repeat as text
-                text = json.dumps(reply.structured_content)
-            text, error = ("", text or "it gives no reason") if reply.is_error else (text, "")
-            results.append(ToolResult(tool, arguments, text, error))
+            text = _text_of(reply)
+            if reply.is_error:
+                results.append(ToolResult(tool, arguments, error=text or "it gives no reason"))
+            else:
+                results.append(ToolResult(tool, arguments, text))
         return results
 
-    return [
-        Tool(
-            {"name": one.name, "description": one.description or "", "parameters": one.input_schema},
-            partial(answer, one.name),
-        )
-        for one in listed
-    ]
+    tools = []
+    for tool in listed:
+        schema = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
+        tools.append(Tool(schema, partial(answer, tool.name)))
+    return tools
+
+
+def _text_of(reply: CallToolResult) -> str:
+    """The texts of a reply, with the address or the type of what is no text in brackets."""
+    texts = []
+    for block in reply.content:
+        content = getattr(block, "resource", block)
+        texts.append(getattr(content, "text", f"[{getattr(content, 'uri', block.type)}]"))
+    text = "\n".join(texts)
+    if not text and reply.structured_content is not None:  # which a server should, and need not, repeat as text
+        return json.dumps(reply.structured_content)
+    return text
 
 
 async def _all_tools(client: Client) -> list[Any]:
-    found, page = [], await client.list_tools()
+    page = await client.list_tools()
+    tools = [*page.tools]
     while page.next_cursor:
-        found, page = [*found, *page.tools], await client.list_tools(cursor=page.next_cursor)
-    return [*found, *page.tools]
+        page = await client.list_tools(cursor=page.next_cursor)
+        tools += page.tools
+    return tools
 
 
 @dataclass
@@ -152,11 +171,13 @@ class McpServer:
         try:
             future.set_result(await use(client))
         except BaseException as error:  # also the cancellation by a call that found the server gone
-            answered = isinstance(error, RuntimeError | ValueError)  # with a result that breaks the tool's schema
             if isinstance(error, MCPError):  # of the server, or of the client for an HTTP status and what is no answer
-                lost = error.error.code in (CONNECTION_CLOSED, INVALID_REQUEST, PARSE_ERROR)
-                answered = not lost and error.error.message != "Server returned an error response"
-            if answered:
+                connection_lost = error.error.code in (CONNECTION_CLOSED, INVALID_REQUEST, PARSE_ERROR)
+                http_error = error.error.message == "Server returned an error response"
+                server_answered = not connection_lost and not http_error
+            else:
+                server_answered = isinstance(error, RuntimeError | ValueError)  # with what breaks the tool's schema
+            if server_answered:
                 future.set_exception(error)
                 return
             future.set_exception(ConnectionError(f"{self.address}: {_cause(error)}"))
@@ -167,5 +188,6 @@ def _cause(error: BaseException) -> str:
     """The first error of a group, in one line; a call is cancelled where another one has lost the connection."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    lost = isinstance(error, asyncio.CancelledError)
-    return "the connection was lost" if lost else " ".join(f"{type(error).__name__}: {error}".split())
+    if isinstance(error, asyncio.CancelledError):
+        return "the connection was lost"
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -94,10 +94,12 @@ class AgentService:
 
     def __init__(self, run: Run, limits: AgentLimits, notify: Callable[[str], None] = lambda line: None) -> None:
         """Loads the weights and compiles all programs; `notify` receives lines on the progress."""
-        self.run, self.limits = run, limits
+        self.run = run
+        self.limits = limits
         self._requests: dict[int, _Request] = {}  # not yet finished
         self._queue = deque[Job]()
-        self._changed, self._closed = threading.Condition(), False
+        self._changed = threading.Condition()
+        self._closed = False
         self._recalls = 0  # questions that wait for an answer
         # Clients wait for answers: a service that is down is an error after seconds, not minutes as in training.
         rl = replace(run.config.rl, max_search_outage=5.0)
@@ -108,7 +110,8 @@ class AgentService:
         driver = setup.make_driver(run, evaluation=True)
         self._driver = replace(driver, start=self._observed)
         self._start = driver.start
-        self._key, self._numbers = evaluation_key(self.run), itertools.count()
+        self._key = evaluation_key(self.run)
+        self._numbers = itertools.count()
         self._reward_fn = state.open_reward_fn(run, evaluation=True)
         self._answerer = ThreadPoolExecutor(1, thread_name_prefix="answers")
         notify("compiling the programs")
@@ -154,13 +157,22 @@ class AgentService:
     async def memorize(
         self, texts: Sequence[str], memory: Any, params: RequestParams
     ) -> AsyncGenerator[Event | Rollout]:
-        """The events of reading the texts, in chunks, into a memory, None for a new one. `reader.remembered` gives the
-        memory that the workflow has written."""
-        agent, tokenizer = self.reader, self.run.tokenizer
+        """The events of reading the texts, in chunks, into a memory, None for a new one.
+
+        `reader.remembered` gives the memory that the workflow has written.
+        """
+        agent = self.reader
         assert agent is not None, "only readers memorize"
-        limit = agent.chunk_tokens
-        passages = (text[a:b] for text in texts for a, b in split_text(text, max(1, limit // WORD_TOKENS)))
-        chunks = await asyncio.to_thread(lambda: tuple(chunks_of(passages, limit, tokenizer)))  # may take seconds
+        tokenizer = self.run.tokenizer
+        max_words = max(1, agent.chunk_tokens // WORD_TOKENS)
+
+        def chunk() -> tuple[str, ...]:
+            passages = []
+            for text in texts:
+                passages += [text[start:end] for start, end in split_text(text, max_words)]
+            return tuple(chunks_of(passages, agent.chunk_tokens, tokenizer))
+
+        chunks = await asyncio.to_thread(chunk)  # may take seconds
         problem = agent.text_problem(chunks, "none yet")
         workflow = agent.start(problem, tokenizer, memory)
         async for event in self._events(workflow, params):
@@ -175,9 +187,10 @@ class AgentService:
             raise Overloaded(f"{self.limits.max_requests} questions wait for an answer")
         self._recalls += 1
         try:
-            answer, loop = self._reward_fn.answer, asyncio.get_running_loop()
-            work = loop.run_in_executor(self._answerer, answer, [(memory, question)], self._key)
-            return (await asyncio.wait_for(work, self.limits.request_timeout))[0]
+            loop = asyncio.get_running_loop()
+            work = loop.run_in_executor(self._answerer, self._reward_fn.answer, [(memory, question)], self._key)
+            (completion,) = await asyncio.wait_for(work, self.limits.request_timeout)
+            return completion
         finally:
             self._recalls -= 1
 
@@ -190,7 +203,8 @@ class AgentService:
             raise Overloaded(f"{self.limits.max_requests} requests are being answered")
         loop = asyncio.get_running_loop()
         request = _Request(workflow, params, loop)
-        number, deadline = next(self._numbers), loop.time() + self.limits.request_timeout
+        number = next(self._numbers)
+        deadline = loop.time() + self.limits.request_timeout
         with self._changed:
             self._requests[number] = request
             self._queue.append(Job(number, request))
@@ -219,7 +233,8 @@ class AgentService:
                 log.exception("the engine failed; its requests are lost, and it starts again")
                 with self._changed:
                     self._queue.clear()
-                    lost, self._requests = self._requests, {}
+                    lost = self._requests
+                    self._requests = {}
                 for request in lost.values():
                     request.notify(RuntimeError(f"the engine failed ({type(error).__name__})"))
                 with contextlib.suppress(Exception):  # a broken device may refuse this, too
@@ -230,7 +245,8 @@ class AgentService:
 
     def _observed(self, request: _Request) -> Workflow:
         """The request's workflow; reports what it does, and ends when the request is cancelled."""
-        response, turn = None, 0
+        response: Any = None
+        turn = 0
         while not request.cancelled:
             try:
                 step = request.workflow.send(response)
@@ -252,7 +268,8 @@ class AgentService:
                     return Outcome(StopReason.CUT_OFF)
                 response = Completion("", FinishReason.LENGTH)
                 continue
-            if is_turn := starts_turn(step):
+            is_turn = starts_turn(step)
+            if is_turn:
                 turn += 1
                 memory = step.text["memory"] if isinstance(step.text, Prompt) else ""
                 request.notify({"type": "turn", "turn": turn, "memory": memory})
@@ -267,21 +284,24 @@ class AgentService:
         self, request: _Request, step: Generate, event: Event
     ) -> Generator[Generate, Completion, Completion]:
         """One generation with the request's draws; reports its text while it grows."""
-        params, default, before, sent = request.params, self._driver.sampling, request.tokens, 0
+        default = self._driver.sampling
         assert default is not None, "make_driver sets it"
+        earlier_tokens = request.tokens
+        sent_characters = 0
 
         def show(text: str) -> None:
-            nonlocal sent
-            if len(text) > sent:
-                request.notify(event | {"text": text[sent:]})
-                sent = len(text)
+            nonlocal sent_characters
+            if len(text) > sent_characters:
+                request.notify(event | {"text": text[sent_characters:]})
+                sent_characters = len(text)
 
         def progress(ids: Sequence[int]) -> bool:
-            request.tokens = before + len(ids)
+            request.tokens = earlier_tokens + len(ids)
             if ids:  # an incomplete character at the end is a replacement character
                 show(self.run.tokenizer.completion(ids).text.rstrip("\ufffd"))
             return request.cancelled
 
+        params = request.params
         temperature = default.temperature if params.temperature is None else params.temperature
         top_p = default.top_p if params.top_p is None else params.top_p
         max_tokens = int(min(step.max_tokens, request.tokens_left))

@@ -14,7 +14,7 @@ import json
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -43,18 +43,50 @@ PAGE_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-
 
 LOOPBACK = ["127.0.0.1", "localhost", "[::1]"]
 
-_REFUSED = "presence_penalty frequency_penalty logprobs top_logprobs prompt_logprobs min_p min_tokens ignore_eos echo "
-_REFUSED += "tools functions logit_bias audio stop stop_token_ids bad_words structured_outputs reasoning_effort "
-_REFUSED += "verbosity chat_template chat_template_kwargs continue_final_message documents truncate_prompt_tokens "
-_REFUSED += "guided_json guided_choice guided_regex guided_grammar use_beam_search allowed_token_ids logits_processors"
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(_REFUSED.split(), ()),
-    **dict.fromkeys(("n", "best_of", "repetition_penalty"), (1,)),
-    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
-    **{"top_k": (-1,), "response_format": ({"type": "text"},)},
+REFUSED_PARAMETERS = (
+    "allowed_token_ids",
+    "audio",
+    "bad_words",
+    "chat_template",
+    "chat_template_kwargs",
+    "continue_final_message",
+    "documents",
+    "echo",
+    "frequency_penalty",
+    "functions",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "ignore_eos",
+    "logit_bias",
+    "logits_processors",
+    "logprobs",
+    "min_p",
+    "min_tokens",
+    "presence_penalty",
+    "prompt_logprobs",
+    "reasoning_effort",
+    "stop",
+    "stop_token_ids",
+    "structured_outputs",
+    "tools",
+    "top_logprobs",
+    "truncate_prompt_tokens",
+    "use_beam_search",
+    "verbosity",
+)
+"""Parameters of OpenAI's and vLLM's that would change the answer. Values like 0, false and "" are accepted."""
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "function_call": ("none", "auto"),
+    "n": (1,),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("none", "auto"),
+    "top_k": (-1,),
 }
-"""Parameters of OpenAI's and vLLM's that would change the answer, with the values that change nothing, as 0 and empty
-ones do: others are refused."""
+"""Further such parameters, with the values that are accepted too, because they change nothing."""
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error", 504: "timeout_error"}
 
 
@@ -64,7 +96,12 @@ class TextPart(BaseModel):
 
 
 def _parts(content: Any) -> Any:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else [] if content is None else content
+    """The content of a message as a list of parts, in which OpenAI's API also accepts a string or null."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if content is None:
+        return []
+    return content
 
 
 class Message(BaseModel):
@@ -108,7 +145,8 @@ def make_app(
     from a web page whose name was made to resolve to this machine. Web pages of `cors_origins`, such as
     https://host, or "*" for all, may use the service from a browser.
     """
-    limits, tools = agent.limits, make_tools(agent)
+    limits = agent.limits
+    tools = make_tools(agent)
     # The SDK's own check knows no other origins; hosts and origins are checked by the middleware below.
     security = TransportSecuritySettings(enable_dns_rebinding_protection=False) if cors_origins else None
     tools_app = tools.streamable_http_app(
@@ -163,10 +201,9 @@ def make_app(
     async def chat(body: ChatBody, request: Request) -> Response:
         if body.model != name:
             raise HTTPException(404, f"model: {body.model[:100]!r} is not served: use {name!r}")
-        for parameter, neutral in NEUTRAL.items():
-            if (value := (body.model_extra or {}).get(parameter)) and value not in neutral:
-                raise HTTPException(400, f"{parameter}: the agent does not support it")
-        params, (*earlier, last) = body.params, body.messages
+        if unsupported := _unsupported_parameter(body.model_extra or {}):
+            raise HTTPException(400, f"{unsupported}: the agent does not support it")
+        *earlier, last = body.messages
         try:
             if last.role != "user":
                 raise ValueError("the last message must have the role user: it is the question")
@@ -176,7 +213,8 @@ def make_app(
                 check_text("\n".join(texts), "what the agent is to read, the messages before the question,")
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
-        answer = _ChatCompletion(agent, name, params, ignored=0 if agent.reader else len(earlier))
+        ignored = 0 if agent.reader else len(earlier)
+        answer = _ChatCompletion(agent, name, body.params, ignored)
         events = answer.events(texts, last.text)
         if not body.stream:
             return JSONResponse(await _unless_disconnected(request, answer.whole(events)))
@@ -188,6 +226,15 @@ def make_app(
     return app
 
 
+def _unsupported_parameter(parameters: Mapping[str, Any]) -> str:
+    """The name of a parameter that would change the answer; "" if there is none."""
+    for name in (*REFUSED_PARAMETERS, *NEUTRAL_VALUES):
+        value = parameters.get(name)
+        if value and value not in NEUTRAL_VALUES.get(name, ()):
+            return name
+    return ""
+
+
 async def _unless_disconnected(request: Request, work: Awaitable[Event]) -> Event:
     """The result of `work`. Raises HTTPException if the client disconnects first, which cancels it."""
 
@@ -195,7 +242,8 @@ async def _unless_disconnected(request: Request, work: Awaitable[Event]) -> Even
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(disconnected())
     try:
         await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -236,20 +284,29 @@ class _ChatCompletion:
             raise HTTPException(500, str(error)) from None
 
     async def _end(self, finished: Rollout, question: str) -> Event:
-        outcome, answered = finished.outcome, ""
+        outcome = finished.outcome
         assert outcome is not None, "nothing pauses requests"
+        tokens = sum(len(context.ids) for context in finished.contexts)
         sampled = sum(sum(context.sampled) for context in finished.contexts)
+        recalled = ""  # the answer from a memory, which is no part of the contexts
+        reader = self.agent.reader
         if outcome.stop is StopReason.STREAM_READ and sampled >= (self.params.max_tokens or math.inf):
             outcome = replace(outcome, stop=StopReason.CUT_OFF)  # nothing is left for an answer
-        if (reader := self.agent.reader) and outcome.stop is StopReason.STREAM_READ:
+        if reader and outcome.stop is StopReason.STREAM_READ:
             completion = await self.agent.recall(question, reader.remembered(outcome))
-            stop, answered = StopReason.FAULT if completion.error else StopReason.ANSWERED, completion.text
-            outcome = replace(outcome, stop=stop, answer=answered, error=completion.error)
+            recalled = completion.text
+            stop = StopReason.FAULT if completion.error else StopReason.ANSWERED
+            outcome = replace(outcome, stop=stop, answer=recalled, error=completion.error)
         if outcome.stop.is_fault:
-            raise HTTPException(502 if outcome.stop is StopReason.SEARCH_FAILED else 500, outcome.error)
-        tokens = sum(len(context.ids) for context in finished.contexts)
-        completion_tokens = sampled + self.agent.run.tokenizer.count(answered)
-        usage = {"prompt_tokens": tokens - sampled, "completion_tokens": completion_tokens}
+            status = 502 if outcome.stop is StopReason.SEARCH_FAILED else 500
+            raise HTTPException(status, outcome.error)
+        prompt_tokens = tokens - sampled
+        completion_tokens = sampled + self.agent.run.tokenizer.count(recalled)
+        usage = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+        }
         return {
             "type": "end",
             "answer": outcome.answer,
@@ -259,36 +316,51 @@ class _ChatCompletion:
             "ignored_messages": self.ignored,
             "sources": [asdict(passage) for passage in sources_of(outcome)[0]],
             "turns": [asdict(turn) for turn in outcome.turns],
-            "usage": usage | {"total_tokens": sum(usage.values())},
+            "usage": usage,
             "finish_reason": "length" if outcome.stop.is_limit else "stop",
         }
 
     async def whole(self, events: AsyncGenerator[Event]) -> Event:
-        thoughts, end = [], {}
+        """The body of a response that is not streamed."""
+        thoughts: list[str] = []
+        event: Event = {}
         async with contextlib.aclosing(events):
-            async for end in events:
-                thoughts += [end["text"]] if end["type"] in ("reply", "rewrite") else []
+            async for event in events:
+                if event["type"] in ("reply", "rewrite"):
+                    thoughts.append(event["text"])
+        end = event
         del end["type"]
-        message = {"role": "assistant", "content": end.pop("answer"), "reasoning_content": "".join(thoughts)}
-        usage, finish = end.pop("usage"), end.pop("finish_reason")
-        choice = {"index": 0, "message": message | {"memsearcher": end}, "finish_reason": finish, "logprobs": None}
+        usage = end.pop("usage")
+        message = {
+            "role": "assistant",
+            "content": end.pop("answer"),
+            "reasoning_content": "".join(thoughts),
+            "memsearcher": end,
+        }
+        choice = {"index": 0, "message": message, "finish_reason": end.pop("finish_reason"), "logprobs": None}
         return self._head | {"object": "chat.completion", "choices": [choice], "usage": usage}
 
     async def streamed(self, first: Event, events: AsyncGenerator[Event], include_usage: bool) -> AsyncGenerator[str]:
         """Server-sent events. An error that comes later is one of them, as OpenAI's clients expect it."""
         yield self._chunk({"role": "assistant", "content": ""})
-        event, number = first, 0
+        event = first
+        number = 0
         async with contextlib.aclosing(events):
             try:
                 while event["type"] != "end":
-                    text = {"reasoning_content": event.pop("text")} if event["type"] in ("reply", "rewrite") else {}
+                    delta: Event = {}
+                    if event["type"] in ("reply", "rewrite"):
+                        delta["reasoning_content"] = event.pop("text")
                     # With indices, because OpenAI's clients join the deltas of a stream.
-                    yield self._chunk({"memsearcher": [{"index": number} | event]} | text)
-                    event, number = await anext(events), number + 1
+                    yield self._chunk({"memsearcher": [{"index": number} | event]} | delta)
+                    event = await anext(events)
+                    number += 1
             except HTTPException as error:
                 yield _sse(error_body(error.status_code, error.detail))
                 return
-        usage, finish, content = (event.pop(name) for name in ("usage", "finish_reason", "answer"))
+        usage = event.pop("usage")
+        finish = event.pop("finish_reason")
+        content = event.pop("answer")
         del event["turns"]  # sent before, as events of their own
         yield self._chunk({"memsearcher": [{"index": number} | event], "content": content})
         yield self._chunk({}, finish)
@@ -315,7 +387,8 @@ class RequireKey:
     """ASGI middleware: /v1 and /mcp need the key as their bearer token, unless it is empty."""
 
     def __init__(self, app: Callable, key: str):
-        self.app, self.expected = app, f"Bearer {key}".encode() if key else b""
+        self.app = app
+        self.expected = f"Bearer {key}".encode() if key else b""
 
     async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
         if self.expected and scope["type"] == "http" and scope["path"].startswith(("/v1", "/mcp")):

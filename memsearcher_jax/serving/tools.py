@@ -37,7 +37,8 @@ def make_tools(agent: AgentService) -> MCPServer:
     """The tools of the agent; an error that a tool raises is a result with `is_error`."""
     server = MCPServer("memsearcher_jax", version=version("memsearcher_jax"), log_level="WARNING")
     memories: dict[str, Any] = {}
-    max_memories, reader = agent.limits.max_memories, agent.reader
+    max_memories = agent.limits.max_memories
+    reader = agent.reader
     # Texts are added one by one. A lock exists while a request uses it: clients may send any number of names.
     locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -59,7 +60,8 @@ def make_tools(agent: AgentService) -> MCPServer:
                 raise ValueError(f"the name of a memory has at most {MAX_NAME} characters")
             async with locks.setdefault(memory, asyncio.Lock()):
                 # A lock is held for each name under way, also for those that have no memory yet.
-                if memory not in memories and len({*memories, *locks}) > max_memories:
+                names = {*memories, *locks}
+                if memory not in memories and len(names) > max_memories:
                     raise ValueError(f"there are {max_memories} memories: no other can be created")
                 outcome = await _finish(agent.memorize([text], memories.get(memory), RequestParams()), context)
                 if outcome.stop is not StopReason.STREAM_READ:
@@ -79,7 +81,8 @@ def make_tools(agent: AgentService) -> MCPServer:
                 raise ValueError(f"no answer: {completion.error}")
         return completion.text
 
-    for tool in (memorize, recall) if reader else (ask,):
+    tools = (memorize, recall) if reader else (ask,)
+    for tool in tools:
         server.tool()(tool)
     return server
 

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import FastAPI, HTTPException, Request
@@ -38,6 +38,8 @@ from memsearcher_jax.retrieval.server.client import clean_query
 from memsearcher_jax.types import Passage
 
 log = logging.getLogger(__name__)
+
+DEFAULT_TOPK = 3  # of /retrieve
 
 SearchFn = Callable[[list[str], int], list[list[Passage]]]
 
@@ -80,14 +82,16 @@ def make_app(
     app.add_middleware(BodyLimit, limits=limits)
 
     async def search(queries: Sequence[str], top_n: int) -> list[list[Passage]]:
-        if len(queries) > (maximum := limits.max_waiting_queries):
-            raise HTTPException(400, f"{len(queries)} queries in one request: at most {maximum} are allowed")
+        if len(queries) > limits.max_waiting_queries:
+            allowed = f"at most {limits.max_waiting_queries} are allowed"
+            raise HTTPException(400, f"{len(queries)} queries in one request: {allowed}")
         if top_n > MAX_TOP_N:
             raise HTTPException(400, f"{top_n} passages per query: at most {MAX_TOP_N} are allowed")
         try:
             results = await batcher.search(list(map(clean_query, queries)), top_n)
-            if not all(math.isfinite(passage.score) for passages in results for passage in passages):
-                raise ValueError("a score is no number")  # JSON has no NaN
+            for passage in itertools.chain.from_iterable(results):
+                if not math.isfinite(passage.score):
+                    raise ValueError("a score is no number")  # JSON has no NaN
             return results
         except Overloaded as error:
             raise HTTPException(503, f"overloaded: {error}; retry later", {"Retry-After": "1"}) from error
@@ -122,7 +126,9 @@ def make_app(
             document = _document(passage)
             return {"document": document, "score": passage.score} if body.return_scores else document
 
-        results = await search(body.queries, body.topk or 3) if body.queries else []
+        results = []
+        if body.queries:
+            results = await search(body.queries, body.topk or DEFAULT_TOPK)
         return JSONResponse({"result": [list(map(hit, passages)) for passages in results]})
 
     @app.get("/health")
@@ -175,8 +181,10 @@ class MicroBatcher:
             async with timer:
                 return await request.future
         except (TimeoutError, ConnectionError) as error:
-            late = f"no result within {self.limits.request_timeout:g} s"
-            raise Overloaded(late if timer.expired() else str(error)) from None
+            reason = str(error)
+            if timer.expired():
+                reason = f"no result within {self.limits.request_timeout:g} s"
+            raise Overloaded(reason) from None
 
     async def _run(self) -> None:
         while self._waiting:
@@ -196,13 +204,17 @@ class MicroBatcher:
     async def _search_batch(self, batch: Sequence[_Request]) -> None:
         """Set the results of the requests, but of those that timed out."""
         batch = [request for request in batch if not request.future.done()]
+        if not batch:
+            return
         queries = [query for request in batch for query in request.queries]
         try:
-            results = iter(await asyncio.to_thread(self.search_fn, queries, batch[0].top_n) if batch else ())
+            results = await asyncio.to_thread(self.search_fn, queries, batch[0].top_n)
+            first = 0
             for request in batch:
-                passages = list(islice(results, len(request.queries)))
+                end = first + len(request.queries)
                 if not request.future.done():
-                    request.future.set_result(passages)
+                    request.future.set_result(results[first:end])
+                first = end
         except Exception as error:
             if len(batch) > 1 and not isinstance(error, ConnectionError):  # one bad request must not fail the others
                 for request in batch:

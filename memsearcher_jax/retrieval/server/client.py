@@ -58,6 +58,7 @@ def _passage(document: dict[str, Any], score: float) -> Passage:
     contents = document["contents"]
     if not isinstance(contents, str):
         raise TypeError(f"contents of type {type(contents).__name__}")
-    if not math.isfinite(score := float(score)):
-        raise ValueError(f"a score is {score}")
-    return Passage(encodable(str(document["id"])), normalize("NFC", encodable(contents)), score)
+    number = float(score)
+    if not math.isfinite(number):
+        raise ValueError(f"a score is {number}")
+    return Passage(encodable(str(document["id"])), normalize("NFC", encodable(contents)), number)
