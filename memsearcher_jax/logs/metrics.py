@@ -39,10 +39,12 @@ class MetricsWriter:
         settings: Mapping[str, Any] | None = None,
     ):
         directory = Path(directory)
-        self._path = path = directory / METRICS_FILE
-        earlier = read_metrics(path) if path.exists() else []
+        self._path = directory / METRICS_FILE
+        earlier = read_metrics(self._path) if self._path.exists() else []
         if resume_step is None and earlier:
-            raise ValueError(f"{path} holds the metrics of an earlier run: resume that run or choose another folder")
+            raise ValueError(
+                f"{self._path} holds the metrics of an earlier run: resume that run or choose another folder"
+            )
         kept = [metrics for metrics in earlier if metrics["step"] < (resume_step or 0)]
         self._last: Metrics = kept[-1] if kept else {"step": -1}
         self._lines = [encode_line(encode_floats(metrics)) for metrics in kept]

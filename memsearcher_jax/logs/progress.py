@@ -54,10 +54,18 @@ class Progress:
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._label, self._total, self._done, self._first_done = label, total, done, done
-        self._quiet_s, self._stream, self._clock = quiet_s, stream or sys.stderr, clock
-        self._started = self._printed = self._began = clock()
-        self._metrics = self._activity = ""
+        self._label = label
+        self._total = total
+        self._done = done
+        self._first_done = done  # of an interrupted run
+        self._quiet_s = quiet_s
+        self._stream = stream or sys.stderr
+        self._clock = clock
+        self._started = clock()
+        self._printed = self._started  # when the last line was
+        self._activity_began = self._started
+        self._metrics = ""
+        self._activity = ""
         self._closed = threading.Event()
         self._live: Live | None = None
         console = Console(file=self._stream)
@@ -76,7 +84,8 @@ class Progress:
     def advance(self, metrics: Mapping[str, float], *, by: int = 1) -> None:
         """Add `by` completed items; `metrics` are the latest."""
         self._done += by
-        self._metrics, self._activity = format_metrics(metrics), ""
+        self._metrics = format_metrics(metrics)
+        self._activity = ""
         if self._live:
             self._bar.advance(self._task, by)
         else:
@@ -84,7 +93,8 @@ class Progress:
 
     def activity(self, text: str) -> None:
         """Show what happens between two advances, such as "rollout 37/64"."""
-        self._activity, self._began = text, self._clock()
+        self._activity = text
+        self._activity_began = self._clock()
         self._break_silence()
 
     def note(self, text: str) -> None:
@@ -112,8 +122,9 @@ class Progress:
 
     def _break_silence(self) -> None:
         if not self._live and self._clock() - self._printed >= self._quiet_s:
-            seconds = self._clock() - self._began
-            self._print_line((self._activity + (f" … {seconds:.0f} s" if seconds >= 1 else "")).strip())
+            seconds = self._clock() - self._activity_began
+            duration = f" … {seconds:.0f} s" if seconds >= 1 else ""
+            self._print_line((self._activity + duration).strip())
 
     def _render(self) -> RenderableType:
         lines = [Text(part, no_wrap=True, overflow="ellipsis") for part in (self._metrics, self._activity) if part]

@@ -15,7 +15,10 @@ from typing import Any
 from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.logs.metrics import METRICS_FILE, read_metrics
 
-RUN_FILE, INPUTS_FILE, RESULTS_FILE, WEIGHTS_FILE = "run.json", "inputs.json", "results.json", "weights.json"
+RUN_FILE = "run.json"
+INPUTS_FILE = "inputs.json"
+RESULTS_FILE = "results.json"
+WEIGHTS_FILE = "weights.json"
 PAGE = "report.html"
 
 
@@ -28,9 +31,12 @@ class RunFacts:
 
 def read_facts(folder: Path) -> RunFacts:
     """The facts of the run in `folder`. Raises ValueError for a damaged file."""
-    settings, inputs = _read(folder / RUN_FILE), _read(folder / INPUTS_FILE)
-    known = {"inputs": inputs.get("hashes"), "program": inputs.get("program")}
-    settings |= {name: value for name, value in known.items() if value}
+    settings = _read(folder / RUN_FILE)
+    inputs = _read(folder / INPUTS_FILE)
+    if hashes := inputs.get("hashes"):
+        settings["inputs"] = hashes
+    if program := inputs.get("program"):
+        settings["program"] = program
     return RunFacts((folder / METRICS_FILE).is_file(), settings, _read(folder / RESULTS_FILE))
 
 

@@ -28,14 +28,13 @@ import gzip
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, fields, is_dataclass
-from functools import cache, partial
+from dataclasses import asdict, fields
 from pathlib import Path
-from types import UnionType
-from typing import Any, BinaryIO, get_args, get_origin, get_type_hints
+from typing import Any, BinaryIO
 
-from memsearcher_jax.jsonl import decode_float, encode_float, encode_floats, encode_line, numbered_lines, parse_object
+from memsearcher_jax.jsonl import encode_float, encode_floats, encode_line, numbered_lines, parse_object
 from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.logs.typed_json import decode
 from memsearcher_jax.types import (
     Completion,
     Context,
@@ -48,9 +47,10 @@ from memsearcher_jax.types import (
     TrajectorySummary,
 )
 
-STEP_FILES, HOST_FILES = (f"{kind}.jsonl.gz" for kind in ("step_" + "[0-9]" * 6, "host_" + "[0-9]" * 4))
-"""Patterns of the files of a training run and of an evaluation: a copy in the same folder has another name."""
-JSON_NAMES = {int: "whole number", bool: "flag", str: "text", list: "list", dict: "object"}
+STEP_FILES = f"step_{'[0-9]' * 6}.jsonl.gz"
+"""Pattern of the files of a training run: a copy in the same folder has another name."""
+HOST_FILES = f"host_{'[0-9]' * 4}.jsonl.gz"
+"""Pattern of the files of an evaluation."""
 
 
 def step_path(directory: str | Path, step: int) -> Path:
@@ -77,7 +77,8 @@ def read_trajectories(path: str | Path, *, log: bool = False) -> Iterator[Scored
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged, or a line is not a trajectory; the message names the line.
     """
-    for where, line in log_lines(Path(path)) if log else numbered_lines(Path(path)):
+    lines = log_lines(Path(path)) if log else numbered_lines(Path(path))
+    for where, line in lines:
         yield decode_trajectory(where, line)
 
 
@@ -106,12 +107,12 @@ def log_lines(path: Path) -> Iterator[tuple[str, bytes]]:
 
 def clean_log(path: Path, keep: Callable[[ScoredTrajectory], bool]) -> None:
     """Remove an incomplete end, and the trajectories that are not to be kept. Raises ValueError if it is damaged."""
-    kept = list(filter(keep, read_trajectories(path, log=True)))
+    kept = [scored for scored in read_trajectories(path, log=True) if keep(scored)]
     try:
-        complete = len(kept) == sum(1 for _ in numbered_lines(path))
-    except ValueError:
-        complete = False
-    if not complete:
+        is_clean = len(kept) == sum(1 for _ in numbered_lines(path))
+    except ValueError:  # the end is incomplete
+        is_clean = False
+    if not is_clean:
         atomic_write(path, b"".join(compress_trajectories([scored]) for scored in kept))
 
 
@@ -119,7 +120,9 @@ def encode_trajectory(scored: ScoredTrajectory) -> bytes:
     """The JSON line of one trajectory. Raises ValueError if its metadata contains a value JSON cannot represent."""
     trajectory = scored.trajectory
     # A workflow's own outcome has more fields, such as a memory, which are not stored.
-    stored = Outcome(**{field.name: getattr(trajectory.outcome, field.name) for field in fields(Outcome)})
+    outcome = {field.name: getattr(trajectory.outcome, field.name) for field in fields(Outcome)}
+    outcome["turns"] = list(map(asdict, trajectory.outcome.turns))
+    outcome["stop"] = trajectory.outcome.stop.value
     record = {
         "problem": asdict(trajectory.problem),
         "rollout": trajectory.rollout,
@@ -127,7 +130,7 @@ def encode_trajectory(scored: ScoredTrajectory) -> bytes:
         "reason": scored.reason,
         "scores": encode_floats(scored.scores),
         "context_rewards": encode_floats(scored.context_rewards),
-        "outcome": encode_floats(asdict(stored)) | {"stop": stored.stop.value},
+        "outcome": encode_floats(outcome),
         "contexts": list(map(encode_context, trajectory.contexts)),
         "transcript": trajectory.transcript,
     }
@@ -143,8 +146,10 @@ def decode_trajectory(where: str, line: bytes) -> ScoredTrajectory:
     """The inverse of `encode_trajectory`; its ValueError starts with `where`."""
     record = parse_object(where, line)
     try:
+        # The fields of a trajectory are those of its record, too.
         trajectory = {field.name: record.pop(field.name) for field in fields(Trajectory) if field.name in record}
-        scored = decode(ScoredTrajectory, record | {"trajectory": trajectory})
+        record["trajectory"] = trajectory
+        scored = decode(ScoredTrajectory, record)
         for context in scored.trajectory.contexts:
             if not len(context.ids) == len(context.logprobs) == len(context.sampled):
                 raise ValueError("a context's ids, logprobs and sampled differ in length")
@@ -153,61 +158,14 @@ def decode_trajectory(where: str, line: bytes) -> ScoredTrajectory:
         raise ValueError(f"{where}: not a trajectory: {error}") from error
 
 
-def decode(kind: Any, value: Any) -> Any:
-    """A JSON value as a dataclass of `memsearcher_jax.types`, or as the type of a field of one.
-
-    Raises TypeError or ValueError for a value of another type, a missing field or an unknown one.
-    """
-    return _decoder(kind)(value)
-
-
-@cache
-def _decoder(kind: Any) -> Callable[[Any], Any]:
-    if is_dataclass(kind):
-        return partial(_decode_fields, kind, get_type_hints(kind))
-    origin, members = get_origin(kind), get_args(kind)
-    if origin is UnionType:
-        return lambda value: value if isinstance(value, members[1]) else decode(members[0], value)
-    if origin is tuple:
-        return lambda value: tuple(map(_decoder(members[0]), _checked(list, value)))
-    if origin is dict:
-        inner = _count if members[1] is int else _decoder(members[1])
-        return lambda value: {name: inner(one) for name, one in _checked(dict, value).items()}
-    if kind in (int, str):
-        return partial(_checked, kind)
-    if kind is bool:
-        return lambda value: bool(value if value in (0, 1) else _checked(bool, value))
-    return {float: decode_float, Any: lambda value: value}.get(kind, kind)  # else an enumeration
-
-
-def _decode_fields(kind: Any, hints: dict[str, Any], value: Any) -> Any:
-    decoded = {}
-    for name, one in _checked(dict, value).items():
-        if name not in hints:
-            raise ValueError(f"unknown field {name!r}")
-        try:
-            decoded[name] = decode(hints[name], one)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{name}: {error}") from error
-    return kind(**decoded)
-
-
-def _count(value: Any) -> float:
-    """A count, which an agent that is not ours may write as a fraction or a flag."""
-    number = decode_float(+value if isinstance(value, bool) else value)
-    return value if isinstance(value, int) else number
-
-
-def _checked(kind: type, value: Any) -> Any:
-    if type(value) is not kind:
-        raise ValueError(f"{value!r:.100} is no {JSON_NAMES[kind]}")
-    return value
-
-
 def encode_context(context: Context) -> dict[str, Any]:
     """The context as plain JSON."""
-    sampled, logprobs = list(map(int, context.sampled)), encode_floats(context.logprobs)
-    return {"ids": context.ids, "logprobs": logprobs, "sampled": sampled, "version": context.version}
+    return {
+        "ids": context.ids,
+        "logprobs": encode_floats(context.logprobs),
+        "sampled": list(map(int, context.sampled)),
+        "version": context.version,
+    }
 
 
 def encode_response(response: Completion | tuple[SearchResult, ...] | ToolResult) -> Any:
@@ -227,8 +185,9 @@ def decode_response(fields: Any) -> Completion | tuple[SearchResult, ...] | Tool
 def summarize_trajectory(scored: ScoredTrajectory, step: int | None = None) -> TrajectorySummary:
     """The summary of one trajectory; dataset and hops come from its problem's metadata."""
     trajectory = scored.trajectory
-    outcome, metadata = trajectory.outcome, trajectory.problem.metadata
-    hops, source = metadata.get("hops"), metadata.get("source")
+    outcome = trajectory.outcome
+    hops = trajectory.problem.metadata.get("hops")
+    source = trajectory.problem.metadata.get("source")
     return TrajectorySummary(
         dataset=source if isinstance(source, str) else "",
         hops=hops if isinstance(hops, int) else None,
@@ -247,15 +206,16 @@ def summarize_trajectory(scored: ScoredTrajectory, step: int | None = None) -> T
 
 def failure(scored: ScoredTrajectory) -> str:
     """Why an answer is no exact match: the first of `FAILURES` that holds; "" if it is one, or has no such score."""
-    outcome, titles = scored.trajectory.outcome, scored.trajectory.problem.supporting_titles
+    outcome = scored.trajectory.outcome
+    titles = scored.trajectory.problem.supporting_titles
     if scored.scores.get("exact_match", 1) == 1 or outcome.stop.is_fault:
         return ""
-    queries = [query.text for turn in outcome.turns for query in turn.queries]
-    shown = {passage.title.casefold() for passage in outcome.passages}
     if outcome.stop is not StopReason.ANSWERED:
         return "no_answer"
+    queries = [query.text for turn in outcome.turns for query in turn.queries]
     if len(set(queries)) < len(queries):
         return "repeated_search"
+    shown = {passage.title.casefold() for passage in outcome.passages}
     if shown >= {title.casefold() for title in titles}:
         return "misread"
     return "answered_early" if len(queries) < len(titles) else "page_not_found"
@@ -268,8 +228,12 @@ def context_lengths(trajectory: Trajectory) -> tuple[int, ...]:
     reply is a run of sampled tokens: a turn ends where its run ends.
     """
     contexts = trajectory.contexts
-    if len(contexts) == 1 and len(trajectory.outcome.turns) > 1:
-        sampled = contexts[0].sampled
-        following = (*sampled[1:], False)
-        return tuple(end for end, (now, then) in enumerate(zip(sampled, following, strict=True), 1) if now and not then)
-    return tuple(len(context.ids) for context in contexts)
+    if len(contexts) != 1 or len(trajectory.outcome.turns) <= 1:
+        return tuple(len(context.ids) for context in contexts)
+    sampled = contexts[0].sampled
+    ends = []
+    for length in range(1, len(sampled) + 1):
+        next_is_sampled = length < len(sampled) and sampled[length]
+        if sampled[length - 1] and not next_is_sampled:
+            ends.append(length)
+    return tuple(ends)
