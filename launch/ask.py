@@ -16,14 +16,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
 from rich.live import Live
 
 from memsearcher_jax.agent import protocol
-from memsearcher_jax.agent.base import QuestionAgent, ReadingAgent
+from memsearcher_jax.agent.base import Agent, QuestionAgent, ReadingAgent
 from memsearcher_jax.agent.memagent import chunks_of
 from memsearcher_jax.agent.run import run_workflow, starts_turn
 from memsearcher_jax.config import agent_of
@@ -75,24 +75,7 @@ def main(argv: Sequence[str]) -> None:
         with cli.one_line_errors():
             flags = cli.parse(Ask, argv)
             agent = agent_of(flags.run)
-            if reads := isinstance(agent, ReadingAgent):
-                if not (flags.files and flags.files.is_dir()):
-                    name = flags.run.agent.workflow
-                    raise ValueError(f"agent.workflow {name} reads texts: give a directory of documents with --files")
-                if flags.run.memalpha.answer_from != "memory":
-                    raise ValueError("questions are answered from the memory: omit memalpha.answer_from")
-                preconditions.require_extra("documents", *DOCUMENT_LIBRARIES)
-                if flags.human:
-                    raise ValueError("--human writes replies of search agents: choose another agent.workflow")
-            elif flags.files:
-                raise ValueError("--files fills a memory of documents: it needs an agent that reads, such as memalpha")
-            if not flags.question.strip():
-                raise ValueError('the question is missing: give it in quotes, such as "Who directed the film ...?"')
-            if flags.human and not sys.stdin:
-                raise ValueError("--human reads your replies from the standard input, which is closed: open it")
-            if not flags.human:
-                preconditions.require_checkpoint(flags.run, alternative=", or write the replies yourself with --human")
-                preconditions.require_inputs(flags.run)
+            check(flags, agent)
             problem = Problem("asked", flags.question, ())
             scratch = Path(resources.enter_context(tempfile.TemporaryDirectory()))
             with announced() as begin:
@@ -113,11 +96,33 @@ def main(argv: Sequence[str]) -> None:
         show.show_question(problem, console)
         outcome = answer(problem, console)
     show.show_end(outcome, problem, console, reward=None, reason="")
-    if outcome.stop is StopReason.ANSWERED and not reads:
+    if outcome.stop is StopReason.ANSWERED and not isinstance(agent, ReadingAgent):
         show.show_sources(outcome, console)
     result = {"question": flags.question, "stop": outcome.stop.value, "answer": outcome.answer}
     result |= {"error": outcome.error, "turns": [asdict(turn) for turn in outcome.turns]}
     outputs.write_json(flags.json, result)
+
+
+def check(flags: Ask, agent: Agent) -> None:
+    """Raises ValueError or OSError, in one line, for flags that contradict each other or the agent."""
+    if isinstance(agent, ReadingAgent):
+        if not (flags.files and flags.files.is_dir()):
+            name = flags.run.agent.workflow
+            raise ValueError(f"agent.workflow {name} reads texts: give a directory of documents with --files")
+        if flags.run.memalpha.answer_from != "memory":
+            raise ValueError("questions are answered from the memory: omit memalpha.answer_from")
+        preconditions.require_extra("documents", *DOCUMENT_LIBRARIES)
+        if flags.human:
+            raise ValueError("--human writes replies of search agents: choose another agent.workflow")
+    elif flags.files:
+        raise ValueError("--files fills a memory of documents: it needs an agent that reads, such as memalpha")
+    if not flags.question.strip():
+        raise ValueError('the question is missing: give it in quotes, such as "Who directed the film ...?"')
+    if flags.human and not sys.stdin:
+        raise ValueError("--human reads your replies from the standard input, which is closed: open it")
+    if not flags.human:
+        preconditions.require_checkpoint(flags.run, alternative=", or write the replies yourself with --human")
+        preconditions.require_inputs(flags.run)
 
 
 def model_answer(run: Run, begin: Callable[[str], None]) -> Callable[[Problem, Console], Outcome]:
@@ -150,7 +155,10 @@ def model_answer(run: Run, begin: Callable[[str], None]) -> Callable[[Problem, C
 
                 yield replace(request, overrides=Overrides(0, temperature, top_p, progress))
 
-        shown = replace(driver, start=lambda one: show_workflow(driver.start(one), run, console, streamed))
+        def start_shown(started: Problem) -> Workflow:
+            return show_workflow(driver.start(started), run, console, streamed)
+
+        shown = replace(driver, start=start_shown)
         key = named_key(config.seed, "ask", 0)
         (trajectory,), _ = shown.trajectories(make_jobs([problem], 1), params, key, lambda line: None)
         if trajectory.outcome.stop is not StopReason.STREAM_READ or not isinstance(run.agent, ReadingAgent):
@@ -180,9 +188,10 @@ def document_chunks(folder: Path, limit: int, token_counter: TokenCounter, malfo
             if malformed == "error":
                 raise UnreadableDocument(f"{error}; mend it, or leave it out with --data.malformed skip") from error
             print(f"skipped {error}", file=sys.stderr)
-    if not (read := tuple(chunks_of(texts, limit, token_counter))):
+    chunks = tuple(chunks_of(texts, limit, token_counter))
+    if not chunks:
         raise ValueError(f"--files {folder}: contains no document with text")
-    return read
+    return chunks
 
 
 def human_answer(run: Run) -> Callable[[Problem, Console], Outcome]:
@@ -218,8 +227,13 @@ def show_workflow(
     console: Console,
     generated: Callable[[Generate], contextlib.AbstractContextManager[Generate]] = contextlib.nullcontext,
 ) -> Workflow:
-    """The same workflow; prints every request and its response. `generated` may change a request, until it is done."""
-    turn, memory, response = 0, "", None
+    """The same workflow; prints every request and its response.
+
+    `generated` encloses each generation and may change its request.
+    """
+    turn = 0
+    memory = ""
+    response: Any = None
     while True:
         try:
             request = workflow.send(response)
@@ -235,7 +249,8 @@ def show_workflow(
                 for query, result in zip(request.queries, response, strict=True):
                     show.show_search(query, result, console)
             continue
-        if is_turn := starts_turn(request):
+        is_turn = starts_turn(request)
+        if is_turn:
             turn += 1
             memory = request.text["memory"] if isinstance(request.text, Prompt) else ""
             show.show_turn_start(turn, memory, console, has_memory=run.agent.keeps_memory)

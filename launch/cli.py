@@ -29,7 +29,7 @@ from memsearcher_jax import python_files
 from memsearcher_jax.agent.tool_functions import file_tools
 from memsearcher_jax.checks import check, check_agent, check_ranges
 from memsearcher_jax.config import RunConfig, agent_of, differences, from_dict, to_dict
-from memsearcher_jax.launch import compile_cache, help_pages, interrupts, outputs, preconditions
+from memsearcher_jax.launch import command_words, compile_cache, help_pages, interrupts, outputs, preconditions
 from memsearcher_jax.retrieval.config import HASHING
 from memsearcher_jax.runs import hub
 from memsearcher_jax.runs.export_settings import find_export, read_export_config
@@ -38,6 +38,11 @@ from memsearcher_jax.runs.run_dir import is_run, located, read_run_config
 
 PRESETS = Path(__file__).resolve().parents[1] / "configs"
 RESUMABLE_MODEL_SETTINGS = ("model.attention", "model.remat")  # the model settings that a resumed run may change
+LOG_LEVELS = {
+    "absl": logging.ERROR,
+    "matplotlib": logging.ERROR,
+    "gcsfs": logging.CRITICAL,  # it logs tracebacks of what it raises
+}
 TPU_VM_VARIABLES = {"TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE"}
 Directory = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
@@ -90,10 +95,10 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
     if sys.argv[1:] == ["--version"]:
         print(f"memsearcher_jax {importlib.metadata.version('memsearcher_jax')}")
         return
-    for library, level in (("absl", logging.ERROR), ("matplotlib", logging.ERROR), ("gcsfs", logging.CRITICAL)):
-        logging.getLogger(library).setLevel(level)  # gcsfs logs tracebacks of what it raises
-    on_tpu_vm = preconditions.has_accelerator() or TPU_VM_VARIABLES & os.environ.keys()
-    if importlib.util.find_spec("libtpu") and not on_tpu_vm:
+    for library, level in LOG_LEVELS.items():
+        logging.getLogger(library).setLevel(level)
+    may_have_tpu = preconditions.has_accelerator() or TPU_VM_VARIABLES & os.environ.keys()
+    if importlib.util.find_spec("libtpu") and not may_have_tpu:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # as JAX chooses, after errors that libtpu prints
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # it was closed
@@ -121,8 +126,10 @@ def parse(command: type[CommandT], argv: Sequence[str]) -> CommandT:
 
 def parse_source(command: type[Command], argv: Sequence[str]) -> tuple[Any, list[str]]:
     """The `SettingsSource` part of the command's flags, and the words that are left."""
-    kinds = (base for base in command.__mro__ if issubclass(base, SettingsSource) and not issubclass(base, Command))
-    return _tyro(next(kinds), argv, add_help=False, return_unknown_args=True)
+    source_class = next(
+        base for base in command.__mro__ if issubclass(base, SettingsSource) and not issubclass(base, Command)
+    )
+    return _tyro(source_class, argv, add_help=False, return_unknown_args=True)
 
 
 def parse_settings(command: type[CommandT], source: SettingsSource, words: Sequence[str]) -> CommandT:
@@ -132,10 +139,10 @@ def parse_settings(command: type[CommandT], source: SettingsSource, words: Seque
         flags = _resumed(command, source, words)
     else:
         flags = _new(command, source, words)
-    typed = {"model.path": "--checkpoint"} if flags.checkpoint else {}
     check(flags.run)
     open_own_files(flags.run)
-    flags = replace(flags, run=with_absolute_paths(hub.pinned(flags.run, flags=typed)))
+    given_as = {"model.path": "--checkpoint"} if flags.checkpoint else {}
+    flags = replace(flags, run=with_absolute_paths(hub.pinned(flags.run, flags=given_as)))
     compile_cache.choose(flags.compile_cache, flags.run.mesh.cpu_devices)
     return flags
 
@@ -202,33 +209,43 @@ def load_preset(name: str) -> RunConfig:
 
 @contextlib.contextmanager
 def one_line_errors(way_on: str = "") -> Iterator[None]:
-    """Prints an error of the user in a line on stderr, and exits with status 2. Wraps what precedes long work.
+    """Prints an error that the user can mend in one line on stderr, and exits.
 
-    So is any error that passes a file of the user's. Around long work: prints a failed write, with the `way_on`, and
-    exits with status 1.
+    Without `way_on`, around what precedes long work: prints ValueError, OSError, every error that a file of the user's
+    raises and JAX's errors about missing devices; exits with status 2. With `way_on`, around long work: prints an
+    OSError, followed by `way_on`; exits with status 1. Other errors pass.
     """
-    errors = (OSError,) if way_on else (ValueError, OSError)
     try:
         yield
     except BrokenPipeError:
         raise
     except Exception as error:
-        place = "" if way_on else python_files.own_line(error)
-        frames = () if way_on else traceback.extract_tb(error.__traceback__)
-        no_device = any(frame.filename.endswith("xla_bridge.py") for frame in frames)  # an assertion, at times
-        if not place and not no_device and not isinstance(error, errors):
+        line = _long_work_error(error) if way_on else _start_error(error)
+        if line is None:
             raise
-        line = f"{error}{place}" if isinstance(error, errors) else python_files.described(error)
-        if no_device:
-            line = f"JAX finds no device ({line}): install the plugin that JAX_PLATFORMS names, or unset it"
-        print(f"error: {outputs.printable(line)}{way_on and '; '}{way_on}", file=sys.stderr, flush=True)
+        ending = f"; {way_on}" if way_on else ""
+        print(f"error: {outputs.printable(line)}{ending}", file=sys.stderr, flush=True)
         raise SystemExit(1 if way_on else 2) from None
 
 
-def split_passthrough(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words before the first --, and those after it, which another program parses."""
-    end = [*argv, "--"].index("--")
-    return list(argv[:end]), list(argv[end + 1 :])
+def _long_work_error(error: Exception) -> str | None:
+    """The line for an error of long work; None for a bug, which is raised."""
+    return str(error) if isinstance(error, OSError) else None
+
+
+def _start_error(error: Exception) -> str | None:
+    """The line for an error before long work; None for a bug, which is raised."""
+    own_line = python_files.own_line(error)
+    is_expected = isinstance(error, ValueError | OSError)
+    # JAX reports a missing device by several types of error, among them AssertionError.
+    frames = traceback.extract_tb(error.__traceback__)
+    no_device = any(frame.filename.endswith("xla_bridge.py") for frame in frames)
+    if not (is_expected or own_line or no_device):
+        return None
+    line = f"{error}{own_line}" if is_expected else python_files.described(error)
+    if no_device:
+        return f"JAX finds no device ({line}): install the plugin that JAX_PLATFORMS names, or unset it"
+    return line
 
 
 def _require_local_paths(flags: Any) -> None:
@@ -243,20 +260,17 @@ def _require_local_paths(flags: Any) -> None:
 def _new(command: type[CommandT], source: SettingsSource, words: Sequence[str]) -> CommandT:
     """Settings of a preset, or of the run in --checkpoint, with the weights in --checkpoint and the overrides."""
     checkpoint = source.checkpoint
-    run_folder = checkpoint if checkpoint is not None and is_run(checkpoint) else None
-    export = find_export(checkpoint, "--checkpoint") if checkpoint is not None else None
-    adapter = re.search(r"\0--model\.adapter[=\0]([^\0]+)", "\0".join(["", *words]))
-    if run_folder and not source.config:
-        base = with_own_inputs(run_folder, read_run_config(run_folder))
-    elif not source.config and (found := export or (adapter and find_export(adapter[1], "--model.adapter"))):
-        base = read_export_config(found)
-    else:
-        base = load_preset(source.config or "nano")
-    if run_folder or export:  # its weights contain the adapters that it started from
+    run_folder, export = None, None
+    if checkpoint is not None:
+        run_folder = checkpoint if is_run(checkpoint) else None
+        export = find_export(checkpoint, "--checkpoint")
+    base = _base_settings(source, words, run_folder, export)
+    has_settings = run_folder or export
+    if has_settings:  # its weights contain the adapters that it started from
         base = replace(base, model=replace(base.model, adapter=""))
     flags = _with_overrides(command, source, base, words)
-    if (folder := run_folder or export) and not source.config:
-        require_same_code(folder, base, flags.run, words)
+    if has_settings and not source.config:
+        require_same_code(has_settings, base, flags.run, words)
     if checkpoint is None:
         return flags
     if not located(checkpoint).is_dir() and not hub.is_repository(str(checkpoint)):
@@ -265,6 +279,19 @@ def _new(command: type[CommandT], source: SettingsSource, words: Sequence[str]) 
     # A run directory has the tokenizer and the adapters of its weights; into other weights model.adapter is merged.
     model = replace(model, tokenizer="") if run_folder else replace(model, lora_rank=0)
     return replace(flags, run=replace(flags.run, model=model))
+
+
+def _base_settings(
+    source: SettingsSource, words: Sequence[str], run_folder: Path | None, export: Path | None
+) -> RunConfig:
+    """The settings before the overrides: of --config, of the run or export in --checkpoint, or of an adapter."""
+    if source.config:
+        return load_preset(source.config)
+    if run_folder:
+        return with_own_inputs(run_folder, read_run_config(run_folder))
+    if export is None and (adapter := command_words.flag_value(words, "--model.adapter")):
+        export = find_export(adapter, "--model.adapter")
+    return read_export_config(export) if export else load_preset("nano")
 
 
 def _resumed(command: type[CommandT], source: ResumableSource, words: Sequence[str]) -> CommandT:
@@ -301,6 +328,6 @@ def _tyro(kind: Any, argv: Sequence[str], **options: Any) -> Any:
     for word in argv:
         if any("\ud800" <= letter <= "\udfff" for letter in word):
             raise ValueError(f"the argument {word!r} is not valid UTF-8")
-    if empty := re.search(r"\0(--[^.=\0]+)[=\0]\0", "\0".join(["", *argv, ""])):  # an unset variable of a shell
-        raise ValueError(f"{empty[1]} is empty: give a value, or omit it")
+    if empty := command_words.empty_flag(argv):
+        raise ValueError(f"{empty} is empty: give a value, or omit it")
     return tyro.cli(kind, args=list(argv), use_underscores=True, config=(tyro.conf.FlagCreatePairsOff,), **options)

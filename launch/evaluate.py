@@ -15,18 +15,18 @@ if __name__ == "__main__":
     import memsearcher_jax.launch.__main__  # noqa: F401  (runs `main` below)
 
 import contextlib
-import itertools
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
 
+from memsearcher_jax.agent.base import Agent
 from memsearcher_jax.agent.registry import agent_class
 from memsearcher_jax.config import RunConfig, differences
 from memsearcher_jax.data.benchmarks import BENCHMARKS, resolve
@@ -84,9 +84,12 @@ def benchmark_entries(names: str, root: str) -> tuple[str, ...]:
 
     Raises ValueError or OSError for an unknown or missing one.
     """
-    paper = [name for name, benchmark in BENCHMARKS.items() if benchmark.in_paper]
-    listed = [paper if name.strip() == "all" else [name.strip()] for name in names.split(",")]
-    entries = tuple(itertools.chain.from_iterable(listed))
+    entries: list[str] = []
+    for name in names.split(","):
+        if name.strip() == "all":
+            entries += [benchmark for benchmark, kind in BENCHMARKS.items() if kind.in_paper]
+        else:
+            entries.append(name.strip())
     for entry in entries:
         if entry.partition(":")[0] not in BENCHMARKS and not Path(entry).is_file():
             known = ", ".join(BENCHMARKS)
@@ -94,7 +97,7 @@ def benchmark_entries(names: str, root: str) -> tuple[str, ...]:
         if entries.count(entry) > 1:
             raise ValueError(f"--benchmarks: {entry} is listed twice")
         resolve(entry, "test", hub.local_root(root))
-    return entries
+    return tuple(entries)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -128,23 +131,23 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
         from memsearcher_jax.rl.metrics import trajectory_metrics
         from memsearcher_jax.runs import load_weights
 
-        # Of the first host: a run that trains on may save another one meanwhile.
-        steps = hosts.exchange(json.dumps(load_weights.newest_step(config.model.path)).encode())
-        weights = {"checkpoint": config.model.path, "step": json.loads(steps[0]) if steps else None}
-        if resume and (stored := parse_object(f"{out}/{WEIGHTS_FILE}", (out / WEIGHTS_FILE).read_bytes())) != weights:
-            raise ValueError(
-                f"{out} evaluates step {stored.get('step')} of {stored.get('checkpoint')}, whose newest checkpoint is "
-                f"now step {weights['step']}: start another evaluation"
-            )
+        newest_steps = hosts.exchange(json.dumps(load_weights.newest_step(config.model.path)).encode())
+        assert newest_steps, "every host gives a step"
+        # That of the first host: a run that trains on may save another checkpoint meanwhile.
+        weights = {"checkpoint": config.model.path, "step": json.loads(newest_steps[0])}
+        if resume:
+            require_same_weights(out, weights)
         settings = with_own_inputs(out, config) if resume else config
         index = preconditions.reusable_index(config)
         begin("opening the model's files, the questions and the index")
         run = hosts.in_turn(lambda: setup.prepare(settings, out, training=False, index=index))
-        folder, problems = out / "trajectories", run.problems.test
+        folder = out / "trajectories"
+        problems = run.problems.test
         if hosts.first:
             outputs.write_json(out / WEIGHTS_FILE, weights)
-            for line in keep_inputs(out, config, weights["step"])[1]:
-                print(f"{out}: {line}", file=sys.stderr)
+            _, notes = keep_inputs(out, config, weights["step"])
+            for note in notes:
+                print(f"{out}: {note}", file=sys.stderr)
         asks_judge = config.judge.backend == "openai" and not run.agent.needs_completers
         if asks_judge:
             answer_judge.open_judge(config.judge)  # an error is found before the questions are answered
@@ -168,18 +171,19 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
         hosts.barrier("the output directory exists")
     if jobs:
         total = len(range(hosts.index, len(problems), hosts.count))
-        updates, first = -(-len(jobs) // MAX_UPDATES), len(done)
+        update_every = math.ceil(len(jobs) / MAX_UPDATES)
+        answered_before = len(done)
         print(f"{out}: {len(jobs):,} questions to answer", file=sys.stderr, flush=True)
         bar = Progress(preemption.label(hosts, "evaluate"), total, done=total - len(jobs))
         with cli.one_line_errors(f"fix the error and rerun with --resume --out {out}"), bar as progress:
 
             def on_answer(id: str, summary: TrajectorySummary) -> None:
                 done[id] = summary
-                number = len(done) - first
+                number = len(done) - answered_before
                 progress.activity(f"{number}/{len(jobs)} trajectories")
-                if number % updates == 0 or number == len(jobs):
+                if number % update_every == 0 or number == len(jobs):
                     metrics = trajectory_metrics(list(done.values()), run.agent)
-                    progress.advance(metrics, by=number % updates or updates)
+                    progress.advance(metrics, by=number % update_every or update_every)
 
             evaluation.evaluate_to_folder(run, driver, params, jobs, folder, hosts, reward_fn, on_answer)
     hosts.barrier("all hosts have answered")
@@ -188,22 +192,10 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
     if hosts.count > 1:  # the others have answered in the meantime
         done = evaluation.read_summaries(folder, problems)
     summaries = [done[problem.id] for problem in problems]
-    counted = [one for one in summaries if not one.stop.is_fault]
-    lost = len(summaries) - len(counted)
-    if not counted:
-        raise SystemExit(
-            f"error: all {lost} questions were lost to faults; fix that and rerun with --resume --out {out}"
-        )
-    metrics = trajectory_metrics(counted, run.agent)
-    known = {name: value for name, value in metrics.items() if not math.isnan(value)}
-    result = weights | {"questions": len(counted), "lost": lost, "metrics": known}
-    default = "encyclopedia" if config.data.is_synthetic else "questions"
-    result["evaluation"] = summarize_evaluation(
-        summaries, in_distribution=config.evaluation.in_distribution, default_dataset=default, seed=config.seed
-    )
+    result = weights | evaluation_results(config, run.agent, summaries, out)
     if asks_judge:
         with cli.one_line_errors(f"fix the error and rerun with --resume --out {out}"):
-            answers = answer_judge.read_answers(folder, default)
+            answers = answer_judge.read_answers(folder, default_dataset(config))
             judgements = answer_judge.judge_answers(answers, config.judge, out / answer_judge.JUDGEMENTS_FILE)
             result["judge"] = answer_judge.summarize_judgements(answers, judgements, config.seed)
     outputs.write_json(out / RESULTS_FILE, result)
@@ -212,15 +204,54 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
     show_results(result, Console())
     answered_by = f"{result['questions']} questions answered by {config.model.path}"
     print(f"{out}: {answered_by}; results in {out / RESULTS_FILE}{job_output.write_report(out, out)}")
-    if lost:
+    if lost := result["lost"]:
         print(f"{out}: {lost} questions were lost to faults and enter no score; --resume asks them again")
 
 
+def evaluation_results(
+    config: RunConfig, agent: Agent, summaries: Sequence[TrajectorySummary], out: Path
+) -> dict[str, Any]:
+    """The metrics of all questions that were answered, and the tables of datasets. Exits if all questions were lost."""
+    from memsearcher_jax.rl.metrics import trajectory_metrics
+
+    counted = [summary for summary in summaries if not summary.stop.is_fault]
+    lost = len(summaries) - len(counted)
+    if not counted:
+        raise SystemExit(
+            f"error: all {lost} questions were lost to faults; fix that and rerun with --resume --out {out}"
+        )
+    metrics = trajectory_metrics(counted, agent)
+    tables = summarize_evaluation(
+        summaries,
+        in_distribution=config.evaluation.in_distribution,
+        default_dataset=default_dataset(config),
+        seed=config.seed,
+    )
+    known_metrics = {name: value for name, value in metrics.items() if not math.isnan(value)}
+    return {"questions": len(counted), "lost": lost, "metrics": known_metrics, "evaluation": tables}
+
+
+def default_dataset(config: RunConfig) -> str:
+    """The name of the dataset of questions that name none."""
+    return "encyclopedia" if config.data.is_synthetic else "questions"
+
+
+def require_same_weights(out: Path, weights: Mapping[str, Any]) -> None:
+    """Raises ValueError if the evaluation in `out` is of other weights than these."""
+    file = out / WEIGHTS_FILE
+    stored = parse_object(str(file), file.read_bytes())
+    if stored != weights:
+        raise ValueError(
+            f"{out} evaluates step {stored.get('step')} of {stored.get('checkpoint')}, whose newest checkpoint is "
+            f"now step {weights['step']}: start another evaluation"
+        )
+
+
 def require_same_evaluation(out: Path | None, config: RunConfig) -> None:
-    """Raises ValueError or OSError unless `out` holds an evaluation with these settings: services may have moved."""
+    """Raises ValueError or OSError unless `out` holds an evaluation with these settings. Services may have moved."""
     if out is None or not (out / WEIGHTS_FILE).is_file():
         raise FileNotFoundError(f"{out} holds no evaluation: there is no {WEIGHTS_FILE} in it")
     for name, stored, given in differences(read_run_config(out), config):
-        moved = name.endswith(".url") and stored and given
-        if not (moved or name.endswith(SERVICE_SETTINGS)):
+        service_moved = name.endswith(".url") and stored and given
+        if not (service_moved or name.endswith(SERVICE_SETTINGS)):
             raise ValueError(f"{name} is {stored!r} in {out} and cannot change to {given!r}: start another evaluation")

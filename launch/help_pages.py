@@ -22,12 +22,12 @@ def print_if_asked(flags: Any, words: Sequence[str]) -> None:
 
     `flags`: a dataclass with the settings in its field `run`. Raises ValueError if there is no such section.
     """
-    place = next((index for index, word in enumerate(words) if word in ("--help", "-h")), None)
-    if place is None:
+    asked = _asked_section(words)
+    if asked is None:
         return
-    settings = {one.name: getattr(flags.run, one.name) for one in dataclasses.fields(flags.run)}
+    settings = {field.name: getattr(flags.run, field.name) for field in dataclasses.fields(flags.run)}
     sections = [name for name, value in settings.items() if dataclasses.is_dataclass(value)]
-    section = next((word for word in words[place + 1 : place + 2] if not word.startswith("-")), "")
+    section = asked
     if section:
         if section not in sections:
             raise ValueError(f"--help {section}: the sections are {', '.join(sections)}")
@@ -45,27 +45,40 @@ def print_if_asked(flags: Any, words: Sequence[str]) -> None:
     tyro.cli(page, args=["--help"], use_underscores=True, config=markers, description=text)
 
 
+def _asked_section(words: Sequence[str]) -> str | None:
+    """The section after the first --help among the words, "" for the flags of the command; None without --help."""
+    for index, word in enumerate(words):
+        if word in ("--help", "-h"):
+            following = words[index + 1] if index + 1 < len(words) else ""
+            return "" if following.startswith("-") else following
+    return None
+
+
 def _page(value: Any, source: Any = None) -> type:
     """A class with the fields of the dataclass `value`, without `run`, and its values as defaults.
 
     The help text shows the values that are set, or all of them as those of `source`.
     """
-    kind, fields = type(value), []
-    docs, hints = _paragraphs(kind), typing.get_type_hints(kind, include_extras=True)
-    for name in (one.name for one in dataclasses.fields(kind) if one.name != "run"):
+    kind = type(value)
+    docs = _paragraphs(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
+    page_fields = []
+    for field in dataclasses.fields(kind):
+        name = field.name
+        if name == "run":
+            continue
         current = getattr(value, name)
         if dataclasses.is_dataclass(current):
             nested = _page(current, source)
-            fields.append((name, nested, dataclasses.field(default_factory=nested)))
+            page_fields.append((name, nested, dataclasses.field(default_factory=nested)))
             continue
         shown = source or current not in (None, "", False)
         label = (lambda text: f"({source or 'default'}: {text})") if shown else ""
         hint = tyro.conf.arg(help=docs.get(name, ""), help_behavior_hint=label)
         default = dataclasses.field(default_factory=lambda current=current: current)
-        fields.append((name, Annotated[hints[name], hint], default))
-    return dataclasses.make_dataclass(
-        kind.__name__, fields, namespace={"__doc__": " ".join((kind.__doc__ or "").split())}
-    )
+        page_fields.append((name, Annotated[hints[name], hint], default))
+    summary = " ".join((kind.__doc__ or "").split())
+    return dataclasses.make_dataclass(kind.__name__, page_fields, namespace={"__doc__": summary})
 
 
 def _paragraphs(kind: type) -> dict[str, str]:
@@ -73,7 +86,7 @@ def _paragraphs(kind: type) -> dict[str, str]:
     docs = {}
     for base in filter(dataclasses.is_dataclass, kind.__mro__):
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body  # type: ignore[arg-type]
-        for one, below in itertools.pairwise(definition.body):  # type: ignore[attr-defined]
-            if isinstance(one, ast.AnnAssign) and isinstance(below, ast.Expr):
-                docs.setdefault(one.target.id, " ".join(below.value.value.split()))  # type: ignore[attr-defined]
+        for field, below in itertools.pairwise(definition.body):  # type: ignore[attr-defined]
+            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                docs.setdefault(field.target.id, " ".join(below.value.value.split()))  # type: ignore[attr-defined]
     return docs

@@ -41,9 +41,10 @@ def localize(source: TrainSource, stack: contextlib.ExitStack) -> tuple[TrainSou
     """
     if source.start_or_resume and not source.out:
         raise ValueError("--start_or_resume needs --out, the directory of the run")
-    if not (address := cli.address_of(source.out)):
-        started = source.start_or_resume and source.out is not None and is_run(source.out)
-        return replace(source, resume=source.resume or started), None
+    address = cli.address_of(source.out)
+    if not address:
+        is_started = source.start_or_resume and source.out is not None and is_run(source.out)
+        return replace(source, resume=source.resume or is_started), None
     check_address(address)
     preconditions.require_extra("gcs", "gcsfs", needed_by=f"--out {address}: ")
     scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="memsearcher-"))
@@ -64,11 +65,17 @@ def localize(source: TrainSource, stack: contextlib.ExitStack) -> tuple[TrainSou
 
 def require_shared(out: Path, hosts: Hosts) -> None:
     """Raises ValueError on all hosts unless all see the same directory: orbax would wait forever for their shards."""
-    prefix = f".{INDEX}."  # `outputs.require_vacant` ignores what a kill leaves
-    with tempfile.NamedTemporaryFile(prefix=prefix, dir=out) if hosts.first else contextlib.nullcontext() as mark:
-        name, *_ = hosts.exchange(Path(mark.name).name.encode() if mark else b"") or [b""]
-        seen = hosts.exchange(bytes([(out / name.decode()).exists()])) or []
-    if not all(map(any, seen)):
+    with contextlib.ExitStack() as stack:
+        mark_name = ""
+        if hosts.first:
+            # `outputs.require_vacant` ignores a file of this prefix, which a kill leaves.
+            mark = stack.enter_context(tempfile.NamedTemporaryFile(prefix=f".{INDEX}.", dir=out))
+            mark_name = Path(mark.name).name
+        names = hosts.exchange(mark_name.encode())
+        assert names, "every host gives a name"
+        mark_of_first_host = out / names[0].decode()
+        seen = hosts.exchange(b"yes" if mark_of_first_host.exists() else b"no")
+    if seen != [b"yes"] * hosts.count:
         raise ValueError(f"--out {out} is not the same directory on all hosts: choose one that they share, or a bucket")
 
 
@@ -134,8 +141,9 @@ def write_report(out: Path, place: object, max_trajectories: int = MAX_TRAJECTOR
     """
     try:
         with announced("writing the report"):
-            if (out / METRICS_FILE).is_file():
-                training_curves(out / METRICS_FILE, out / CURVES_FILE)
+            metrics = out / METRICS_FILE
+            if metrics.is_file():
+                training_curves(metrics, out / CURVES_FILE)
             write_page(out, out / PAGE, max_trajectories=max_trajectories)
     except Exception as error:
         reason = outputs.printable(f"{type(error).__name__}: {error}")

@@ -34,7 +34,7 @@ def new_output_dir(out: Path | None, kind: str, locks: contextlib.ExitStack | No
     """
     folder = out or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     require_vacant(folder)
-    created = [one for one in (folder, *folder.parents) if not one.exists()]
+    created = [directory for directory in (folder, *folder.parents) if not directory.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -59,10 +59,13 @@ def require_vacant(folder: Path) -> None:
         raise NotADirectoryError(f"--out {folder} is a file: choose a directory")
     if is_run(folder):
         raise FileExistsError(f"--out {folder} is not empty: continue the run there with --resume, or choose another")
-    built = {DATA, INDEX, TOKENIZER, COPIES, INPUTS_FILE, BUCKET_FILE, WEIGHTS_FILE}
-    names = [path.name for path in folder.iterdir()] if folder.exists() else []
-    if not all(name in built or name.startswith(f".{INDEX}.") or name.endswith(".partial") for name in names):
+    if folder.exists() and not all(_left_by_a_killed_start(path.name) for path in folder.iterdir()):
         raise FileExistsError(f"--out {folder} is not empty: choose another --out")
+
+
+def _left_by_a_killed_start(name: str) -> bool:
+    built = {DATA, INDEX, TOKENIZER, COPIES, INPUTS_FILE, BUCKET_FILE, WEIGHTS_FILE}
+    return name in built or name.startswith(f".{INDEX}.") or name.endswith(".partial")
 
 
 def require_new_file(out: Path) -> None:
@@ -88,8 +91,9 @@ def output_lock(folder: Path, *, wait: float = 0.0) -> Iterator[None]:
     Raises ValueError if another process does so for more than `wait` seconds.
     """
     path = folder.resolve()
-    # Not in the directory: an export replaces it. But a volume may be mounted where nothing else can be written.
-    file = path.with_name(f".{path.name}.lock") if path.name and os.access(path.parent, os.W_OK) else path / ".lock"
+    parent_is_writable = path.name and os.access(path.parent, os.W_OK)
+    # Outside the directory, because an export replaces it; inside where the directory is a mounted volume.
+    file = path.with_name(f".{path.name}.lock") if parent_is_writable else path / ".lock"
     lock = FileLock(file, timeout=wait)
     try:
         lock.acquire()

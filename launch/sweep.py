@@ -25,7 +25,7 @@ from rich.console import Console
 
 from memsearcher_jax.config import RunConfig, differences
 from memsearcher_jax.hosts.preemption import signals_watched
-from memsearcher_jax.launch import cli, evaluate, outputs, tpu_train
+from memsearcher_jax.launch import cli, command_words, evaluate, outputs, tpu_train
 from memsearcher_jax.logs.run_facts import has_ended, read_results
 from memsearcher_jax.report.sweep import plot_sweep, show_sweep, sweep_row
 from memsearcher_jax.runs.inputs import own_code
@@ -45,45 +45,75 @@ class Sweep:
 
 
 def main(argv: Sequence[str]) -> None:
-    before, words = cli.split_passthrough(argv)
+    sweep_words, run_words = command_words.split_passthrough(argv)
     environment = {**os.environ}  # the check of the flags sets variables for JAX
     with cli.one_line_errors():
-        flags = cli.parse_flags(Sweep, before)
-        name, _, listed = flags.setting.partition("=")
-        values = [value.strip() for value in listed.split(",")]
-        if not all(values) or len(set(values)) < len(values):
-            raise ValueError(f"--setting {flags.setting}: write NAME=A,B,... with different values")
-        if any(word.partition("=")[0] == "--out" for word in words):
+        flags = cli.parse_flags(Sweep, sweep_words)
+        name, values = setting_values(flags.setting)
+        if any(word.partition("=")[0] == "--out" for word in run_words):
             raise ValueError("--out cannot follow --: every value has a folder in the --out before it")
-        command = evaluate.Evaluate if flags.evaluate else tpu_train.Train
-        configs = {value: cli.parse(command, [*words, f"--{name}", value]).run for value in values}
-        if not all(config.data.is_synthetic or config.data.test for config in configs.values()):
+        points = [make_point(flags, name, value, run_words) for value in values]
+        if not all(point.config.data.is_synthetic or point.config.data.test for point in points):
             raise ValueError("every value is evaluated: set data.test to files of questions")
-        folders = {value: flags.out / f"{name}={value}".replace("/", "_") for value in values}
         # An evaluation finds out whether the weights are still those that it has: its program always runs.
-        trained = {one for one, config in configs.items() if not flags.evaluate and is_done(folders[one], config)}
+        trained = set() if flags.evaluate else {point.value for point in points if is_done(point.folder, point.config)}
     rows = []
-    for value, config in configs.items():
-        folder, own, done = folders[value], [*words, f"--{name}", value], value in trained
-        print(f"{name}={value}: {folder}", file=sys.stderr, flush=True)
-        if not flags.evaluate:
-            if not done:
-                start(tpu_train.__file__, folder, own, environment)
-            own = ["--checkpoint", str(folder), *code_words(config)]
-            folder = folder / "test"
-            done = done and has_ended(folder)
-        if not (done and read_results(folder)["lost"] == 0):
-            start(evaluate.__file__, folder, own, environment)
-        rows.append(sweep_row(value, read_results(folder)))
+    for point in points:
+        print(f"{name}={point.value}: {point.folder}", file=sys.stderr, flush=True)
+        if flags.evaluate:
+            evaluation = point.folder
+            start(evaluate.__file__, evaluation, point.words, environment)
+        else:
+            evaluation = point.folder / "test"
+            if point.value not in trained:
+                start(tpu_train.__file__, point.folder, point.words, environment)
+            if not (point.value in trained and is_evaluated(evaluation)):
+                weights = ["--checkpoint", str(point.folder), *code_words(point.config)]
+                start(evaluate.__file__, evaluation, weights, environment)
+        rows.append(sweep_row(point.value, read_results(evaluation)))
     outputs.write_json(flags.out / "sweep.json", {"setting": name, "table": rows})
     plot_sweep(flags.out / "sweep.png", name, rows)
     show_sweep(name, rows, Console(highlight=False))
     print(f"{flags.out}: {len(rows)} evaluations; plotted in {flags.out / 'sweep.png'}")
 
 
+@dataclass(frozen=True)
+class Point:
+    """One value of the setting, and the run for it."""
+
+    value: str
+    words: list[str]  # the flags of its program
+    folder: Path
+    config: RunConfig
+
+
+def setting_values(setting: str) -> tuple[str, list[str]]:
+    """The name and the values in --setting. Raises ValueError."""
+    name, _, listed = setting.partition("=")
+    values = [value.strip() for value in listed.split(",")]
+    if not all(values) or len(set(values)) < len(values):
+        raise ValueError(f"--setting {setting}: write NAME=A,B,... with different values")
+    return name, values
+
+
+def make_point(flags: Sweep, name: str, value: str, run_words: Sequence[str]) -> Point:
+    """The run for one value, with its flags checked. Raises ValueError or OSError in one line."""
+    words = [*run_words, f"--{name}", value]
+    folder = flags.out / f"{name}={value}".replace("/", "_")
+    command = evaluate.Evaluate if flags.evaluate else tpu_train.Train
+    return Point(value, words, folder, cli.parse(command, words).run)
+
+
+def is_evaluated(folder: Path) -> bool:
+    """Whether an evaluation has ended there and lost no question."""
+    return has_ended(folder) and read_results(folder)["lost"] == 0
+
+
 def is_done(folder: Path, config: RunConfig) -> bool:
-    """Whether a training run has ended there. Raises ValueError for a run of other settings, which would pass for one
-    of these; a longer one goes on."""
+    """Whether a training run has ended there.
+
+    Raises ValueError for a run of other settings, which would pass for one of these; a longer one goes on.
+    """
     changed = differences(read_run_config(folder), config) if is_run(folder) else []
     for setting, then, now in changed:
         if setting not in ("rl.steps", "rl.epochs"):
@@ -94,27 +124,28 @@ def is_done(folder: Path, config: RunConfig) -> bool:
 def code_words(config: RunConfig) -> list[str]:
     """The flags that name the user's code of a run, as a command that opens it needs them."""
     words: dict[str, list[str]] = {}
-    for name, value in own_code(config):
-        words.setdefault(f"--{name}", []).append(value)
-    return [word for name, values in words.items() for word in (name, *values)]
+    for code in own_code(config):
+        words.setdefault(f"--{code.setting}", []).append(code.value)
+    return [word for flag, values in words.items() for word in (flag, *values)]
 
 
 def start(program: str, folder: Path, words: Sequence[str], environment: Mapping[str, str]) -> None:
     """Runs or resumes a program in `folder`. Exits with its status if it fails, and after a signal."""
-    words, came = [*words, *["--resume"] * is_run(folder), "--out", str(folder)], list[int]()
+    resume = ["--resume"] if is_run(folder) else []
+    signals_seen: list[int] = []
     process: subprocess.Popen | None = None
 
     def on_signal(number: int, frame: object) -> None:
-        came.append(number)
+        signals_seen.append(number)
         if process and number == signal.SIGTERM:  # Ctrl-C reaches it from the terminal
             process.terminate()
 
     with signals_watched(lambda number: None, on_signal):  # the program saves for as long as it needs
-        process = subprocess.Popen([sys.executable, program, *words], env=environment)
-        if signal.SIGTERM in came:  # before it ran
+        process = subprocess.Popen([sys.executable, program, *words, *resume, "--out", str(folder)], env=environment)
+        if signal.SIGTERM in signals_seen:  # before it ran
             process.terminate()
         status = process.wait()
     if status:
         raise SystemExit(status)
-    if came:  # when the program had ended
+    if signals_seen:  # when the program had ended
         raise KeyboardInterrupt

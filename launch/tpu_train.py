@@ -67,7 +67,8 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             if flags.out and not flags.resume:
                 outputs.require_vacant(flags.out)
             hosts = job.enter_context(preemption.joined(timeout=flags.join_timeout))
-            kind, wait = Path(flags.config or "train").stem, RESTART_SECONDS if flags.start_or_resume else 0.0
+            kind = Path(flags.config or "train").stem
+            wait = RESTART_SECONDS if flags.start_or_resume else 0.0
             out = job_output.open_output(flags, kind, hosts, startup, job, wait)
             place = remote.address if remote else out
             if not remote:
@@ -83,17 +84,19 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
 
             own = with_own_inputs(out, config) if flags.resume else config
             done = checkpoint.latest_step(checkpoints_of(out)) if flags.resume else None
-            weights = done is None or needs_initial_weights(config)
+            reads_weights = done is None or needs_initial_weights(config)
             begin("opening the model's files, the questions and the index")
             # What restarts this job may restart its services, too.
             outage = config.rl.max_search_outage if flags.resume else 0.0
-            run = hosts.in_turn(lambda: setup.prepare(own, out, max_outage=outage, weights=weights))
+            run = hosts.in_turn(lambda: setup.prepare(own, out, max_outage=outage, weights=reads_weights))
             steps = run.config.rl.steps  # may come from rl.epochs and the data
-            seen = hosts.exchange(json.dumps([to_dict(config), flags.resume, done]).encode())
-            ended = hosts.exchange(bytes([has_ended(out)]))  # only the first host has the files of a bucket
-            if len(set(seen or ())) > 1:
+            views = hosts.exchange(json.dumps([to_dict(config), flags.resume, done]).encode())
+            if len(set(views or ())) > 1:
                 raise ValueError(f"the hosts have other settings or see other files in {place}: start all alike")
-            if done is not None and done >= steps and ended and any(ended[0]):
+            endings = hosts.exchange(b"ended" if has_ended(out) else b"goes on")
+            assert endings, "every host gives one"
+            run_has_ended = endings[0] == b"ended"  # only the first host has the files of a bucket
+            if done is not None and done >= steps and run_has_ended:
                 require_trained(out, "position", checkpoint.run_meta(checkpoints_of(out), run.config.model))
                 if hosts.first:
                     more = "epochs" if run.config.rl.epochs else "steps"
@@ -108,25 +111,34 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             writer = None
             if hosts.first:
                 preconditions.print_skipped(run.problems)
-                inputs, notes = keep_inputs(out, config, start.initial_step, weights=weights)
+                inputs, notes = keep_inputs(out, config, start.initial_step, weights=reads_weights)
                 start = replace(start, inputs=inputs)
-                for line in [f"{name} changed: {then!r} -> {now!r}" for name, then, now in start.changed] + notes:
-                    print(f"{place}: {line}", file=sys.stderr)
+                for name, then, now in start.changed:
+                    print(f"{place}: {name} changed: {then!r} -> {now!r}", file=sys.stderr)
+                for note in notes:
+                    print(f"{place}: {note}", file=sys.stderr)
                 open_run_folder(out, config, run.tokenizer.folder)
                 resume_step = state.step if flags.resume else None
                 tracking = {"resume_step": resume_step, "trackers": config.rl.trackers, "settings": to_dict(config)}
                 if remote:
                     remote.send()
                 writer = UploadingWriter(remote, **tracking) if remote else MetricsWriter(out, **tracking)
-                where = f"{place}: {len(run.problems.train)} problems, step {state.step} of {steps}"
-                print(f"{where}; the learning rate {learning_rate_plan(state.trainer.config)}", file=sys.stderr)
+                position = f"{place}: {len(run.problems.train)} problems, step {state.step} of {steps}"
+                print(f"{position}; the learning rate {learning_rate_plan(state.trainer.config)}", file=sys.stderr)
                 if run.config.sampling.is_quantized:
-                    cap = f"weights of the losses, at most {run.config.training.tis_cap:g}, correct"
-                    correction = cap if run.config.training.tis_cap else "the clipped ratio alone corrects"
-                    print(f"{place}: the sampler rounds to int8; {correction} for it", file=sys.stderr)
+                    print(f"{place}: {int8_correction(run.config.training.tis_cap)}", file=sys.stderr)
         bar = progress_type(preemption.label(hosts, "train"), steps, done=state.step)
         with job_output.way_on(place), writer or contextlib.nullcontext(), bar as progress:
             hosts.training.set()
             train_run(state, start, collector, out, writer, progress, flags.profile)
         if hosts.first:
             job_output.finish(flags, out, place, steps, remote)
+
+
+def int8_correction(tis_cap: float) -> str:
+    """How training corrects for a sampler that rounds to int8, in a line."""
+    if tis_cap:
+        correction = f"weights of the losses, at most {tis_cap:g}, correct for it"
+    else:
+        correction = "the clipped ratio alone corrects for it"
+    return f"the sampler rounds to int8; {correction}"

@@ -42,14 +42,17 @@ def check_ranges(config: Any, prefix: str = "") -> None:
     """Raises ValueError for a number that is not in the range of its field; the message starts with `prefix`."""
     values = settings(config)
     for name, interval in intervals(type(config)).items():
-        for number in values[name] if isinstance(values[name], tuple) else (values[name],):
+        value = values[name]
+        numbers = value if isinstance(value, tuple) else (value,)
+        for number in numbers:
             if not contains(interval, number):
                 raise ValueError(f"{prefix}{name} is {number}: it must be {describe(interval)}")
 
 
 def _agent_errors(config: RunConfig, agent: Agent) -> Iterator[str]:
     """What the agent cannot do."""
-    rl, workflow, given = config.rl, config.agent.workflow, config.agent
+    rl = config.rl
+    workflow = config.agent.workflow
     if config.data.is_synthetic and config.data.synthetic != agent.synthetic_data:
         yield (
             f"agent.workflow {workflow} cannot read data.synthetic {config.data.synthetic}: "
@@ -65,10 +68,12 @@ def _agent_errors(config: RunConfig, agent: Agent) -> Iterator[str]:
             f"rl.carry_over {rl.carry_over} swaps weights between contexts, and agent.workflow {workflow} has one "
             "context for all turns: set it to 0, or choose memsearcher"
         )
-    if not agent.calls_tools and (given.tools or given.replay):
+    if not agent.calls_tools and (config.agent.tools or config.agent.replay):
         yield f"agent.workflow {workflow} calls no tools: remove agent.tools and agent.replay"
-    if given.default_top_n > given.max_top_n:
-        yield f"agent.default_top_n {given.default_top_n} is more than agent.max_top_n {given.max_top_n}"
+    default_top_n = config.agent.default_top_n
+    max_top_n = config.agent.max_top_n
+    if default_top_n > max_top_n:
+        yield f"agent.default_top_n {default_top_n} is more than agent.max_top_n {max_top_n}"
 
 
 def _rl_errors(config: RunConfig) -> Iterator[str]:
@@ -99,20 +104,24 @@ def _rl_errors(config: RunConfig) -> Iterator[str]:
 
 
 def _model_errors(config: RunConfig) -> Iterator[str]:
-    model, context_tokens = config.model, config.sampling.context_tokens
+    model = config.model
+    context_tokens = config.sampling.context_tokens
     if model.heads % model.kv_heads:
         yield f"model.heads {model.heads} is no multiple of model.kv_heads {model.kv_heads}"
     if (model.lora_rank or model.adapter) and not model.path:
         yield "model.lora_rank and model.adapter need the weights that the adapters belong to: set model.path"
     if not model.lora_targets or len(set(model.lora_targets)) < len(model.lora_targets):
         yield "model.lora_targets is empty or names a projection twice: name each projection once"
-    if context_tokens > (most := model.max_positions):
-        yield f"sampling.context_tokens {context_tokens} is more than model.max_positions {most}: lower it"
+    positions = model.max_positions
+    if context_tokens > positions:
+        yield f"sampling.context_tokens {context_tokens} is more than model.max_positions {positions}: lower it"
 
 
 def _sampling_errors(config: RunConfig) -> Iterator[str]:
     sampling = config.sampling
-    buckets, batch_sizes, chunk = sampling.prefill_buckets, sampling.decode_batch_sizes, sampling.prefill_chunk
+    buckets = sampling.prefill_buckets
+    batch_sizes = sampling.decode_batch_sizes
+    chunk = sampling.prefill_chunk
     for name, tokens in (("decode_steps_per_call", sampling.decode_steps_per_call), ("prefill_chunk", chunk)):
         if tokens > sampling.context_tokens:
             yield f"sampling.{name} {tokens} is more than sampling.context_tokens {sampling.context_tokens}: lower it"
@@ -127,14 +136,21 @@ def _sampling_errors(config: RunConfig) -> Iterator[str]:
 
 
 def _training_errors(config: RunConfig) -> Iterator[str]:
-    training, context_tokens = config.training, config.sampling.context_tokens
+    training = config.training
+    context_tokens = config.sampling.context_tokens
     learning_rate_plan(training, 1)  # of how many steps the command knows: `rl.setup.with_steps`, `make_trainer`
-    if context_tokens > (most := training.seq_len):
-        yield f"sampling.context_tokens {context_tokens} is more than training.seq_len {most}: lower it, or raise that"
-    for name, divisor in (("minibatch_rows", "grad_accum_steps"), ("seq_len", "logit_chunk")):
-        number, parts = getattr(training, name), getattr(training, divisor)
-        if number % parts:
-            yield f"training.{name} {number} is no multiple of training.{divisor} {parts}"
+    if context_tokens > training.seq_len:
+        yield (
+            f"sampling.context_tokens {context_tokens} is more than training.seq_len {training.seq_len}: lower it, or "
+            "raise that"
+        )
+    if training.minibatch_rows % training.grad_accum_steps:
+        yield (
+            f"training.minibatch_rows {training.minibatch_rows} is no multiple of training.grad_accum_steps "
+            f"{training.grad_accum_steps}"
+        )
+    if training.seq_len % training.logit_chunk:
+        yield f"training.seq_len {training.seq_len} is no multiple of training.logit_chunk {training.logit_chunk}"
     if training.tis_cap and training.old_logprobs != "trainer":
         yield f"training.tis_cap is {training.tis_cap}, and only training.old_logprobs trainer uses it: choose trainer"
     if not config.teacher.path and config.model.adapter and config.model.lora_rank and training.kl_coefficient:
@@ -145,7 +161,8 @@ def _training_errors(config: RunConfig) -> Iterator[str]:
 
 
 def _teacher_errors(config: RunConfig) -> Iterator[str]:
-    training, teacher = config.training, config.teacher
+    training = config.training
+    teacher = config.teacher
     if training.objective == "grpo":
         if teacher.top_k or (teacher.path and not training.kl_coefficient):
             yield "the teacher teaches nothing: set training.objective to distill or grpo+distill"

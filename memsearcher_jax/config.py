@@ -110,16 +110,21 @@ def differences(first: RunConfig, second: RunConfig) -> list[tuple[str, Any, Any
 
     Python files are compared by name: where one may have moved, its hash is compared.
     """
-    other = settings(second)
-    return [
-        (name, value, other[name]) for name, value in settings(first).items() if _named(value) != _named(other[name])
-    ]
+    others = settings(second)
+    found = []
+    for name, value in settings(first).items():
+        other = others[name]
+        if _without_folder(value) != _without_folder(other):
+            found.append((name, value, other))
+    return found
 
 
-def _named(value: Any) -> Any:
+def _without_folder(value: Any) -> Any:
+    """The name of a Python file in place of its path; other values as they are."""
     if isinstance(value, tuple):
-        return tuple(map(_named, value))
-    return value.rpartition("/")[2] if isinstance(value, str) and value.endswith(".py") else value
+        return tuple(map(_without_folder, value))
+    is_python_file = isinstance(value, str) and value.endswith(".py")
+    return value.rpartition("/")[2] if is_python_file else value
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:

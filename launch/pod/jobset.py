@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memsearcher_jax.hosts.preemption import STOPPED
-from memsearcher_jax.launch import cli, preconditions, tpu_train
+from memsearcher_jax.launch import cli, command_words, preconditions, tpu_train
 from memsearcher_jax.launch.pod.tpu_slices import find_slice, run_program
 from memsearcher_jax.ranges import Count, CountOrZero
 from memsearcher_jax.runs.remote_dir import check_address
@@ -59,7 +59,7 @@ class Jobset:
 
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
-        own_flags, trainer_flags = cli.split_passthrough(argv)
+        own_flags, trainer_flags = command_words.split_passthrough(argv)
         flags = cli.parse_flags(Jobset, own_flags)
         check(flags, trainer_flags)
         jobset = manifest(flags, trainer_flags)
@@ -81,19 +81,26 @@ def check(flags: Jobset, trainer_flags: Sequence[str]) -> None:
     for flag, value in (("--secret", flags.secret), ("--data_claim", flags.data_claim)):
         if value and not re.fullmatch(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?", value):
             raise ValueError(f"{flag} {value!r}: Kubernetes names are lower-case letters, digits, hyphens and dots")
-    if names := sorted({word.partition("=")[0] for word in trainer_flags} & OWN_FLAGS):
-        raise ValueError(f"{names[0]} cannot follow --: put --config and --out before it, weights in --model.path")
+    misplaced = sorted({word.partition("=")[0] for word in trainer_flags} & OWN_FLAGS)
+    if misplaced:
+        raise ValueError(f"{misplaced[0]} cannot follow --: put --config and --out before it, weights in --model.path")
     run = cli.parse(tpu_train.Train, ["--config", flags.config, *trainer_flags]).run
     if flags.config not in cli.presets():
         raise ValueError(f"--config {flags.config}: choose a name, because the image has no presets besides configs/")
-    mesh, tensor = run.mesh.shape(flags.slices * tpu_slice.devices), run.sampling.tensor
-    if (devices := tpu_slice.devices // tpu_slice.hosts) % tensor:
-        raise ValueError(f"sampling.tensor {tensor} does not divide the {devices} devices of a host")
-    rows, slots = (run.training.minibatch_rows, mesh["data"] * mesh["fsdp"]), (run.sampling.slots, devices // tensor)
-    for setting, (number, parts) in {"training.minibatch_rows": rows, "sampling.slots": slots}.items():
-        if number % parts:
-            raise ValueError(f"{setting} {number} does not divide over {parts}: choose a multiple of {parts}")
+    mesh = run.mesh.shape(flags.slices * tpu_slice.devices)
+    devices_of_host = tpu_slice.devices // tpu_slice.hosts
+    if devices_of_host % run.sampling.tensor:
+        raise ValueError(
+            f"sampling.tensor {run.sampling.tensor} does not divide the {devices_of_host} devices of a host"
+        )
+    _require_multiple("training.minibatch_rows", run.training.minibatch_rows, mesh["data"] * mesh["fsdp"])
+    _require_multiple("sampling.slots", run.sampling.slots, devices_of_host // run.sampling.tensor)
     preconditions.require_inputs(run, questions="data.train")
+
+
+def _require_multiple(setting: str, number: int, parts: int) -> None:
+    if number % parts:
+        raise ValueError(f"{setting} {number} does not divide over {parts}: choose a multiple of {parts}")
 
 
 def manifest(flags: Jobset, trainer_flags: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from memsearcher_jax.launch import cli
+from memsearcher_jax.launch import cli, command_words
 from memsearcher_jax.launch.pod.tpu_slices import find_slice, run_program
 from memsearcher_jax.ranges import Count
 
@@ -49,7 +49,7 @@ class QueuedResource:
 
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
-        own_flags, remote = cli.split_passthrough(argv)
+        own_flags, remote = command_words.split_passthrough(argv)
         flags = cli.parse_flags(QueuedResource, own_flags)
         command = gcloud(flags, remote)
         if flags.dry_run:
@@ -62,15 +62,18 @@ def gcloud(flags: QueuedResource, remote: Sequence[str]) -> list[str]:
     """The gcloud command; `remote` is the command for the VMs. Raises ValueError in one line."""
     if bool(remote) != (flags.action == "ssh"):
         raise ValueError("ssh needs a command after --, and the other actions take none")
-    where, tpus = [flags.name, f"--zone={flags.zone}"], ["gcloud", "compute", "tpus"]
+    tpus = ["gcloud", "compute", "tpus"]
+    where = [flags.name, f"--zone={flags.zone}"]
     if flags.action == "create":
         return [*tpus, "queued-resources", "create", *where, *requested(flags)]
     if flags.action == "status":
         return [*tpus, "queued-resources", "describe", *where, "--format=value(state.state)"]
     if flags.action == "delete":  # without --force gcloud refuses while there are VMs; it asks before it deletes
         return [*tpus, "queued-resources", "delete", *where, "--force"]
-    kind, nodes = ("tpu-vm", []) if flags.slices == 1 else ("queued-resources", ["--node=all"])
-    return [*tpus, kind, "ssh", *where, *nodes, "--worker=all", f"--command={shlex.join(remote)}"]
+    on_all_workers = ["--worker=all", f"--command={shlex.join(remote)}"]
+    if flags.slices == 1:
+        return [*tpus, "tpu-vm", "ssh", *where, *on_all_workers]
+    return [*tpus, "queued-resources", "ssh", *where, "--node=all", *on_all_workers]
 
 
 def requested(flags: QueuedResource) -> list[str]:
@@ -79,7 +82,12 @@ def requested(flags: QueuedResource) -> list[str]:
     if not tpu_slice.accelerator_type:
         raise ValueError(f"--topology {flags.topology}: only GKE has it, see launch/pod/jobset.py")
     words = [f"--accelerator-type={tpu_slice.accelerator_type}", f"--runtime-version={tpu_slice.runtime_version}"]
-    nodes = [f"--node-count={flags.slices}", f"--node-prefix={flags.name}"]
-    words += [f"--node-id={flags.name}"] if flags.slices == 1 else nodes
-    words += [] if flags.provisioning == "on_demand" else [f"--{flags.provisioning}"]
-    return words + ([f"--valid-until-duration={flags.valid_until}"] if flags.valid_until else [])
+    if flags.slices == 1:
+        words.append(f"--node-id={flags.name}")
+    else:
+        words += [f"--node-count={flags.slices}", f"--node-prefix={flags.name}"]
+    if flags.provisioning != "on_demand":
+        words.append(f"--{flags.provisioning}")
+    if flags.valid_until:
+        words.append(f"--valid-until-duration={flags.valid_until}")
+    return words

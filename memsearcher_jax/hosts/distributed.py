@@ -21,7 +21,9 @@ from jax.experimental import multihost_utils
 
 from memsearcher_jax.hosts.ending import EndReason, RunEnded
 
-MIN_BYTES, MAX_BYTES = 1 << 12, 1 << 24  # that one call carries for each host: few sizes, so that few are compiled
+# One call carries between these many bytes for each host. The sizes are powers of two, so that few are compiled.
+MIN_BYTES = 1 << 12
+MAX_BYTES = 1 << 24
 Result = TypeVar("Result")
 
 
@@ -46,8 +48,9 @@ class Hosts:
 
     def share(self, count: int) -> range:
         """The numbers of this host's contiguous share of `count` items."""
-        first, last = (count * index // self.count for index in (self.index, self.index + 1))
-        return range(first, last)
+        first = count * self.index // self.count
+        end = count * (self.index + 1) // self.count
+        return range(first, end)
 
     def stop(self, reason: EndReason, message: str) -> None:
         """Asks this host to stop. Any thread may call it."""
@@ -87,9 +90,11 @@ class Hosts:
         """The exception to raise on all hosts, each of which must call this: with the reason that counts most."""
         ours = [(reason.value, message) for reason, message in self.reasons]
         everyone = self.exchange(json.dumps(ours).encode()) or []
-        reasons = [(EndReason(value), message) for part in everyone for value, message in json.loads(part)]
+        endings = []
+        for of_host in everyone:
+            endings += [RunEnded(EndReason(value), message) for value, message in json.loads(of_host)]
         order = list(EndReason)
-        return RunEnded(*max(reasons, key=lambda one: order.index(one[0])))
+        return max(endings, key=lambda ending: order.index(ending.reason))
 
     def exchange(self, content: bytes | None) -> list[bytes] | None:
         """What every host gives, in their order; None on all of them if one gives None. All hosts must call it."""
@@ -98,9 +103,11 @@ class Hosts:
         sizes = multihost_utils.process_allgather(np.int32(-1 if content is None else len(content))).reshape(-1)
         if content is None or sizes.min() < 0:
             return None
-        width = min(MAX_BYTES, max(MIN_BYTES, 1 << int(sizes.max() - 1).bit_length()))
+        largest = int(sizes.max())
+        next_power_of_two = 1 << (largest - 1).bit_length()
+        width = min(MAX_BYTES, max(MIN_BYTES, next_power_of_two))
         chunks: list[list[bytes]] = [[] for _ in sizes]
-        for start in range(0, int(sizes.max()), width):
+        for start in range(0, largest, width):
             chunk = np.frombuffer(content[start : start + width], np.uint8)
             gathered = multihost_utils.process_allgather(np.pad(chunk, (0, width - len(chunk))))
             for host_chunks, row, size in zip(chunks, gathered, sizes, strict=True):

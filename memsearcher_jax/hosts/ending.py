@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import enum
 
-STOPPED, INTERRUPTED, FAILED = 85, 130, 1  # 85 is not used by shells, signals or Python; 130 is a shell's after Ctrl-C
+STOPPED = 85  # not used by shells, signals or Python
+INTERRUPTED = 130  # a shell's status after Ctrl-C
+FAILED = 1
 
 
 class EndReason(enum.Enum):

@@ -25,7 +25,8 @@ def make_meshes(config: RunConfig, devices: Sequence[Device], local_devices: Seq
     """Both meshes over these devices. Raises ValueError if the devices, the weights or the slots do not divide."""
     train = sharding.make_mesh(config.mesh, devices)
     sharding.check_divides(config.model, dict(train.shape))
-    tensor, slots = config.sampling.tensor, config.sampling.slots
+    tensor = config.sampling.tensor
+    slots = config.sampling.slots
     if len(local_devices) % tensor:
         raise ValueError(f"sampling.tensor {tensor} does not divide the {len(local_devices)} devices of a host")
     local = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=tensor), local_devices)

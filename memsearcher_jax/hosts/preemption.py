@@ -25,13 +25,18 @@ from memsearcher_jax.hosts.ending import STOPPED, EndReason, RunEnded
 if TYPE_CHECKING:
     from memsearcher_jax.hosts.distributed import Hosts
 
-ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
-STOP_KEY, FAILED_KEY = "memsearcher/stop", "memsearcher/failed"  # in the key-value store of the coordinator
+ADDRESS = "JAX_COORDINATOR_ADDRESS"
+COUNT = "JAX_NUM_PROCESSES"
+INDEX = "JAX_PROCESS_ID"
+STOP_KEY = "memsearcher/stop"  # in the key-value store of the coordinator
+FAILED_KEY = "memsearcher/failed"
 BROADCAST_SECONDS = 3.0  # in which a failed host stays alive, so that the others see its FAILED_KEY
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 JOIN_SECONDS = 3_600  # between the starts of the first and of the last host: a pod may wait for its node or its image
 SHUTDOWN_SECONDS = 1_800  # in which hosts wait for each other at the end: the first one still writes the report
-JOIN_LOSS_MESSAGES = ("Gloo ", "GetKeyValue", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "heartbeat", "onnection")
+GLOO_MESSAGES = ("Gloo ",)
+COORDINATOR_MESSAGES = ("GetKeyValue", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "heartbeat", "onnection")
+JOIN_LOSS_MESSAGES = (*GLOO_MESSAGES, *COORDINATOR_MESSAGES)
 HOST_LOSS_MESSAGES = (*JOIN_LOSS_MESSAGES, "UNAVAILABLE")  # while hosts join, a missing TPU is UNAVAILABLE, too
 MISSING = "a host is missing or lost; restart all hosts"  # during startup
 
@@ -81,23 +86,21 @@ def label(hosts: Hosts, what: str) -> str:
 
 def _connect(timeout: int) -> Any:
     """JAX's client of the coordinator; None if this is the only host."""
-    if not re.fullmatch(r".+:\d+", address := os.environ.get(ADDRESS, "HOST:1")):
-        raise ValueError(f"{ADDRESS} is {address!r}: it must be HOST:PORT")
+    names_coordinator = ADDRESS in os.environ
+    parameters = _job_from_environment() if names_coordinator else {}
+
     import jax
 
     # JAX's own SIGTERM handler would report the signal only at a later step.
     jax.config.update("jax_enable_preemption_service", False)
     if os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    known = {}
-    for name, parameter in ((COUNT, "num_processes"), (INDEX, "process_id")) if ADDRESS in os.environ else ():
-        if not (value := os.environ.get(name, "")).isdecimal():
-            raise ValueError(f"{ADDRESS} is set, but {name} is {value!r}: it must be a number")
-        known[parameter] = int(value)
     try:
-        jax.distributed.initialize(**known, initialization_timeout=timeout, shutdown_timeout_seconds=SHUTDOWN_SECONDS)
+        jax.distributed.initialize(
+            **parameters, initialization_timeout=timeout, shutdown_timeout_seconds=SHUTDOWN_SECONDS
+        )
     except ValueError as error:
-        if known:
+        if names_coordinator:
             raise
         way_out = f"without a TPU unset JAX_PLATFORMS, or set {ADDRESS}"
         raise ValueError(f"no TPU slice was found ({error}): {way_out}") from error
@@ -107,6 +110,20 @@ def _connect(timeout: int) -> Any:
     from jax._src import distributed  # JAX has no public API for the key-value store
 
     return distributed.global_state.client
+
+
+def _job_from_environment() -> dict[str, Any]:
+    """The parameters of `jax.distributed.initialize` besides the address. Raises ValueError in one line."""
+    address = os.environ[ADDRESS]
+    if not re.fullmatch(r".+:\d+", address):
+        raise ValueError(f"{ADDRESS} is {address!r}: it must be HOST:PORT")
+    parameters = {}
+    for name, parameter in ((COUNT, "num_processes"), (INDEX, "process_id")):
+        value = os.environ.get(name, "")
+        if not value.isdecimal():
+            raise ValueError(f"{ADDRESS} is set, but {name} is {value!r}: it must be a number")
+        parameters[parameter] = int(value)
+    return parameters
 
 
 class _Job:
@@ -137,7 +154,8 @@ class _Job:
 
     def watch(self, hosts: Hosts) -> None:
         """Starts to listen to the other hosts."""
-        self.hosts, self._started = hosts, True
+        self.hosts = hosts
+        self._started = True
         if self.client is None:
             return
         self.prefix = f"host {hosts.index}: "
@@ -148,7 +166,9 @@ class _Job:
         """Asks all hosts to stop. Before they have joined, or this only one trains, there is nothing to save."""
         reason = EndReason.INTERRUPT if number == signal.SIGINT else EndReason.SIGNAL
         name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
-        if not self._started or not (self.client or self.hosts.training.is_set()):
+        others_wait_for_this_host = self._started and self.client
+        has_something_to_save = self._started and self.hosts.training.is_set()
+        if not (others_wait_for_this_host or has_something_to_save):
             self._exit(f"stopped during startup ({name})", reason.status)
         if number == signal.SIGINT:
             if self.hosts.stopping.is_set():
@@ -199,8 +219,9 @@ class _Job:
                     if "DEADLINE_EXCEEDED" not in str(error):
                         return  # the coordinator is lost: JAX aborts the process
 
-        self._listeners.append(threading.Thread(target=wait, daemon=True))
-        self._listeners[-1].start()
+        listener = threading.Thread(target=wait, daemon=True)
+        self._listeners.append(listener)
+        listener.start()
 
     def _on_stop(self, content: str) -> None:
         reason, message = json.loads(content)
@@ -214,8 +235,10 @@ class _Job:
             self._exit(reason, 1)
 
     def _aborted(self, _: int) -> None:
-        lost = "coordinator lost; restart all hosts" if self._started else MISSING
-        self._exit(lost if self._abort_status == STOPPED else "aborted", self._abort_status)
+        reason = "coordinator lost; restart all hosts" if self._started else MISSING
+        if self._abort_status != STOPPED:
+            reason = "aborted"
+        self._exit(reason, self._abort_status)
 
     def _exit(self, reason: str, status: int) -> NoReturn:
         with contextlib.suppress(OSError):  # nobody reads stderr any more
@@ -255,8 +278,10 @@ def signals_watched(
 
 
 def handle_signals(handler: Callable[[int, Any], object]) -> dict[int, Any]:
-    """Sets the handler of SIGTERM and SIGINT and returns the earlier ones; a shell ignores SIGINT for background jobs,
-    and it stays ignored."""
+    """Sets the handler of SIGTERM and SIGINT and returns the earlier ones.
+
+    A shell makes its background jobs ignore SIGINT; an ignored signal stays ignored.
+    """
     heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in heeded}
 
@@ -269,7 +294,8 @@ def _is_host_loss(error: BaseException | None) -> bool:
     import jax
 
     while error is not None:
-        messages = HOST_LOSS_MESSAGES if isinstance(error, jax.errors.JaxRuntimeError) else HOST_LOSS_MESSAGES[:1]
+        is_jax_error = isinstance(error, jax.errors.JaxRuntimeError)
+        messages = HOST_LOSS_MESSAGES if is_jax_error else GLOO_MESSAGES
         if any(message in str(error) for message in messages):
             return True
         error = error.__cause__ or error.__context__

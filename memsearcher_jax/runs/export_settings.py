@@ -20,7 +20,8 @@ from memsearcher_jax.runs import hub
 from memsearcher_jax.runs.path_settings import is_python_file, with_paths
 from memsearcher_jax.training.config import TeacherConfig
 
-EXPORT_FILE, TEMPLATES = "memsearcher.json", "templates"
+EXPORT_FILE = "memsearcher.json"
+TEMPLATES = "templates"
 
 
 def find_export(weights: str | Path, flag: str) -> Path | None:
@@ -50,8 +51,10 @@ def write_export_config(folder: Path, config: RunConfig) -> None:
 
 
 def without_local_files(config: RunConfig) -> RunConfig:
-    """The config without paths of this machine, addresses of services, a teacher, and weights, which the export holds;
-    the name of the adapters that it contains stays."""
+    """The config without paths of this machine, addresses of services, a teacher, and weights, which the export holds.
+
+    Of the adapters that the export contains, the name stays; of Python files, too.
+    """
     named = with_paths(config, lambda path: Path(path).name if path.endswith(".py") else "")
     hashing = HASHING if config.retrieval.encoder == HASHING else ""
     changes: dict[str, Any] = {

@@ -48,32 +48,36 @@ def pinned(config: RunConfig, stored: RunConfig | None = None, flags: Mapping[st
     commits of its repositories. Raises OSError in one line for a repository that is missing, gated or unreachable,
     with its setting, or the one of `flags` that gave it.
     """
-    kept = {(one.setting, one.repo, one.file): one.value for one in (_references(stored) if stored else [])}
+    kept = {reference.key: reference.value for reference in (_references(stored) if stored else [])}
 
     def pin(reference: _Reference) -> str:
-        known = kept.get((reference.setting, reference.repo, reference.file))
-        if known and not COMMIT.fullmatch(reference.revision or ""):
-            return known
-        repo, file = f"{reference.repo}@{_commit(reference)}", reference.file
-        return f"hf://datasets/{repo}/{file}" if file else repo
+        stored_value = kept.get(reference.key)
+        if stored_value and not COMMIT.fullmatch(reference.revision or ""):
+            return stored_value
+        repo = f"{reference.repo}@{_commit(reference)}"
+        return f"hf://datasets/{repo}/{reference.file}" if reference.file else repo
 
-    return with_settings(config, {one.setting: pin(one) for one in _references(config, flags)})
+    return with_settings(config, {reference.setting: pin(reference) for reference in _references(config, flags)})
 
 
 def local(config: RunConfig) -> RunConfig:
-    """The config with local paths in place of repositories. Downloads what is not in the cache yet. Raises as `pinned`
-    does. After an error, repeating the call continues: complete files are kept."""
-    return with_settings(config, {one.setting: _download(one) for one in _references(config)})
+    """The config with local paths in place of repositories. Downloads what is not in the cache yet.
+
+    Raises as `pinned` does. After an error, repeating the call continues: complete files are kept.
+    """
+    return with_settings(config, {reference.setting: _download(reference) for reference in _references(config)})
 
 
 def local_root(root: str) -> str:
     """The local directory of `data.root`."""
-    return _download(reference) if (reference := _reference("data.root", root)) else root
+    reference = _reference("data.root", root)
+    return _download(reference) if reference else root
 
 
 def small_files(model: str, flag: str, files: Sequence[str]) -> Path | None:
     """The local directory of a model, which `flag` names, with these files; None if it lacks the first of them."""
-    if not (reference := _reference("model.path", model, flag)):
+    reference = _reference("model.path", model, flag)
+    if reference is None:
         return Path(model) if Path(model, files[0]).is_file() else None
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
@@ -98,7 +102,12 @@ class _Reference(NamedTuple):
         return "dataset" if self.file else REPOSITORIES[self.setting][0]
 
     @property
-    def where(self) -> dict[str, Any]:
+    def key(self) -> tuple[str, str, str | None]:
+        """What it names, without the revision."""
+        return self.setting, self.repo, self.file
+
+    @property
+    def download_options(self) -> dict[str, Any]:
         return {"repo_type": self.repo_type, "revision": self.revision}
 
 
@@ -115,9 +124,13 @@ def _reference(setting: str, value: str, flag: str = "") -> _Reference | None:
 
 
 def _references(config: RunConfig, flags: Mapping[str, str] | None = None) -> list[_Reference]:
-    values, flags = settings(config), flags or {}
-    found = (_reference(name, values[name], flags.get(name, "")) for name in (*REPOSITORIES, CORPUS))
-    return [reference for reference in found if reference]
+    values = settings(config)
+    found = []
+    for name in (*REPOSITORIES, CORPUS):
+        flag = (flags or {}).get(name, "")
+        if reference := _reference(name, values[name], flag):
+            found.append(reference)
+    return found
 
 
 def _commit(reference: _Reference) -> str:
@@ -127,18 +140,19 @@ def _commit(reference: _Reference) -> str:
     from huggingface_hub import HfApi
 
     with _one_line_errors(reference):
-        return HfApi().resolve_revision(reference.repo, **reference.where).resolved
+        return HfApi().resolve_revision(reference.repo, **reference.download_options).resolved
 
 
 def _download(reference: _Reference, files: Sequence[str] = ()) -> str:
     from huggingface_hub import hf_hub_download, snapshot_download
 
-    repo, where = reference.repo, reference.where
+    options = reference.download_options
     with _one_line_errors(reference):
         if reference.file:
-            return hf_hub_download(repo, reference.file, **where)
-        files = list(files or REPOSITORIES[reference.setting][1])
-        return snapshot_download(repo, allow_patterns=files, ignore_patterns=list(OTHER_FORMATS), **where)
+            return hf_hub_download(reference.repo, reference.file, **options)
+        _, default_files = REPOSITORIES[reference.setting]
+        options |= {"allow_patterns": list(files or default_files), "ignore_patterns": list(OTHER_FORMATS)}
+        return snapshot_download(reference.repo, **options)
 
 
 @contextlib.contextmanager
@@ -150,7 +164,8 @@ def _one_line_errors(reference: _Reference) -> Iterator[None]:
         yield
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        page = f"{constants.ENDPOINT}/{'datasets/' if reference.repo_type == 'dataset' else ''}{reference.repo}"
+        datasets = "datasets/" if reference.repo_type == "dataset" else ""
+        page = f"{constants.ENDPOINT}/{datasets}{reference.repo}"
         raise OSError(
             f"{reference.flag} {reference.value}: there is no such path, and no download ({reason}): "
             f"see {page}; what is private or gated needs `hf auth login`; the command repeated continues"

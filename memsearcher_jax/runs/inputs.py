@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple
 
 from memsearcher_jax.agent.prompts import packaged
 from memsearcher_jax.config import RunConfig, with_settings
@@ -32,8 +33,10 @@ from memsearcher_jax.runs import hub
 from memsearcher_jax.runs.path_settings import is_python_file, with_paths
 from memsearcher_jax.runs.run_dir import CHECKPOINTS, INDEX, TOKENIZER, is_run, located
 
-INPUTS_FILE, COPIES = "inputs.json", "inputs"
-_BLOCK, _BLOCKS = 1 << 20, 64
+INPUTS_FILE = "inputs.json"
+COPIES = "inputs"
+_BLOCK_BYTES = 1 << 20
+_BLOCKS_OF_A_LARGE_FILE = 64
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,8 @@ def keep_inputs(
     """
     earlier = read_inputs(folder) if is_run(folder) else Inputs()  # and not those of a start that was killed
     hashes = input_hashes(config, step, weights=weights)
-    notes, copies = _check(earlier, folder, config, hashes), dict(earlier.copies)
+    notes = _check(earlier, folder, config, hashes)
+    copies = dict(earlier.copies)
     for file, copy in _small_inputs(config).items():
         if file not in copies:
             (folder / copy).parent.mkdir(parents=True, exist_ok=True)
@@ -76,55 +80,73 @@ def keep_inputs(
             copies[file] = copy
     if config.retrieval.corpus and not config.retrieval.index and (folder / INDEX / MANIFEST).is_file():
         copies[config.retrieval.corpus] = INDEX
-    program = _program()
-    programs = [*earlier.program, program] if program not in earlier.program else earlier.program
+    programs = list(earlier.program)
+    if (program := _program()) not in programs:
+        programs.append(program)
     inputs = Inputs(hashes | earlier.hashes, copies, programs)
     atomic_write(folder / INPUTS_FILE, (json.dumps(vars(inputs), indent=2) + "\n").encode())
     return inputs.hashes, notes
 
 
 def _check(stored: Inputs, folder: Path, config: RunConfig, now: Mapping[str, str]) -> list[str]:
-    """Compares the inputs with their hashes `now`, as `keep_inputs` does before it writes."""
-    notes, own = [], with_own_inputs(folder, config)
-    read = _small_inputs(own)
-    for original, earlier in stored.hashes.items():
+    """A line for each input that has changed and whose copy is read: of `keep_inputs`, which raises the same errors.
+
+    `now`: the hashes of the inputs as they are.
+    """
+    own_config = with_own_inputs(folder, config)
+    own_files = _small_inputs(own_config)
+    notes = []
+    for original, stored_hash in stored.hashes.items():
         copy = folder / stored.copies.get(original, "")
-        kept = str(copy.absolute())
-        if kept in read and fingerprint([copy]) != earlier:
+        copy_path = str(copy.absolute())
+        reads_copied_file = copy_path in own_files
+        if reads_copied_file and fingerprint([copy]) != stored_hash:
             raise ValueError(f"{copy} was changed: restore it, or start a new run")
-        if kept in read or kept == own.retrieval.index:
-            if now.get(original, "") != earlier:
+        if reads_copied_file or copy_path == own_config.retrieval.index:
+            if now.get(original, "") != stored_hash:
                 notes.append(f"{original} has changed since the run began, which goes on with its own copy")
-        elif earlier and now.get(original, earlier) != earlier:
+        elif stored_hash and now.get(original, stored_hash) != stored_hash:
             raise ValueError(f"{original} has changed since the run in {folder} began: restore it, or start a new run")
     return notes
 
 
 def with_own_inputs(folder: Path, config: RunConfig) -> RunConfig:
     """The config with the run's copies in place of the files that it was given, which may have moved or changed."""
-    copies, retrieval = read_inputs(folder).copies, config.retrieval
-    as_given = {*(value for _, value in own_code(config)), retrieval.corpus}
+    copies = read_inputs(folder).copies
+    retrieval = config.retrieval
+    as_given = {code.value for code in own_code(config)} | {retrieval.corpus}
     if (folder / TOKENIZER).is_dir():
         config = with_settings(config, {"model.tokenizer": str(folder / TOKENIZER)})
     index = (folder / INDEX).absolute()
     if copies.get(retrieval.corpus) == INDEX and (index / MANIFEST).is_file():  # else the corpus is indexed again
         config = with_settings(config, {"retrieval.corpus": "", "retrieval.index": retrieval.index or str(index)})
 
-    def kept(path: str) -> str:
+    def own_copy(path: str) -> str:
         copy = folder / copies.get(path, _copy_of(path))  # of a file, or of what the run reads in a folder
         return str(copy.absolute()) if path not in as_given and copy.exists() else path
 
-    own = with_paths(config, kept)
+    own = with_paths(config, own_copy)
     if own.data.root != config.data.root and len(_small_inputs(own)) < len(_small_inputs(config)):
         own = with_settings(own, {"data.root": config.data.root})  # for benchmarks that the run has not read yet
     return own
 
 
-def own_code(config: RunConfig) -> list[tuple[str, str]]:
-    """Names of settings with the user's Python files and the servers of tools that they name; a file may be in all."""
-    named = [("agent.workflow", config.agent.workflow), ("reward.function", config.reward.function)]
-    tools = [] if config.agent.replay else [("agent.tools", value) for value in config.agent.tools]
-    return [(name, value) for name, value in named if value.endswith(".py")] + tools
+class OwnCode(NamedTuple):
+    """A Python file of the user's, or a server of tools, that a setting names."""
+
+    setting: str
+    value: str
+
+
+def own_code(config: RunConfig) -> list[OwnCode]:
+    """The user's code that the settings name; several settings may name the same file."""
+    found = []
+    for setting, value in (("agent.workflow", config.agent.workflow), ("reward.function", config.reward.function)):
+        if value.endswith(".py"):
+            found.append(OwnCode(setting, value))
+    if not config.agent.replay:
+        found += [OwnCode("agent.tools", value) for value in config.agent.tools]
+    return found
 
 
 def require_same_code(folder: Path, stored: RunConfig, given: RunConfig, words: Iterable[str]) -> None:
@@ -133,14 +155,20 @@ def require_same_code(folder: Path, stored: RunConfig, given: RunConfig, words: 
     `given`: the settings with which a command opens the run.
     """
     flags = {word.partition("=")[0] for word in words}
-    hashes, now = read_inputs(folder).hashes, own_code(given)
+    hashes = read_inputs(folder).hashes
+    given_code = own_code(given)
+    used_settings = {code.setting for code in given_code}
     for name, original in own_code(stored):
-        if name in dict(now) and f"--{name}" not in flags:
+        if name in used_settings and f"--{name}" not in flags:
             raise ValueError(
                 f"{folder} was made with --{name} {original}: give --{name} again; a run's copy of code never runs"
             )
-        for file in (one for _, one in now if Path(one).name == Path(original).name and is_python_file(one)):
-            if hashes.get(original, "") not in ("", fingerprint([Path(file)])):
+        stored_hash = hashes.get(original, "")
+        if not stored_hash:
+            continue
+        for _, file in given_code:
+            is_same_file = is_python_file(file) and Path(file).name == Path(original).name
+            if is_same_file and fingerprint([Path(file)]) != stored_hash:
                 raise ValueError(
                     f"--{name} {file} differs from the file that {folder} was made with: restore that one; its copy "
                     f"is in {folder / COPIES}"
@@ -157,40 +185,52 @@ def input_hashes(config: RunConfig, step: int | None = None, *, weights: bool = 
 
     `weights`: also of model.path and model.adapter. `step`: of the checkpoint in model.path, if that is a run.
     """
-    model, corpus, index = config.model, Path(config.retrieval.corpus), config.retrieval.index
     hashes = {file: fingerprint([Path(file)]) for file in _small_inputs(config)}
-    passages = [corpus, Path(index, MANIFEST)] if index else [corpus]
+    passages = [Path(config.retrieval.corpus)]
+    if config.retrieval.index:
+        passages.append(Path(config.retrieval.index, MANIFEST))
     hashes |= {str(file): fingerprint([file]) for file in passages if file.is_file()}
-    read = {"teacher.path": config.teacher.path}
+    weight_paths = {"teacher.path": config.teacher.path}
     if weights:
-        read |= {"model.path": model.path, "model.adapter": model.adapter}
-    for name, path in read.items():
+        weight_paths |= {"model.path": config.model.path, "model.adapter": config.model.adapter}
+    for setting, path in weight_paths.items():
         if path and not hub.is_repository(path):  # a repository is named with its commit
-            hashes[name] = weights_hash(path, step if name == "model.path" else None)
+            hashes[setting] = weights_hash(path, step if setting == "model.path" else None)
     return hashes
 
 
 def fingerprint(files: Iterable[Path]) -> str:
     """SHA-256 of the names, sizes and contents of files, in the order of their names; "" for no files."""
-    digest, ordered = hashlib.sha256(), sorted(files)
+    ordered = sorted(files)
+    if not ordered:
+        return ""
+    digest = hashlib.sha256()
     for file in ordered:
         size = file.stat().st_size
         digest.update(f"{file.name} {size}\n".encode())
-        step = _BLOCK if size <= _BLOCK * _BLOCKS else (size - _BLOCK) // (_BLOCKS - 1)
         with file.open("rb") as content:
-            for start in range(0, size, step):
+            for start in range(0, size, _block_distance(size)):
                 content.seek(start)
-                digest.update(content.read(_BLOCK))
-    return digest.hexdigest() if ordered else ""
+                digest.update(content.read(_BLOCK_BYTES))
+    return digest.hexdigest()
+
+
+def _block_distance(size: int) -> int:
+    """Bytes between the starts of two blocks that are hashed, of a file of `size` bytes."""
+    if size <= _BLOCK_BYTES * _BLOCKS_OF_A_LARGE_FILE:
+        return _BLOCK_BYTES
+    return (size - _BLOCK_BYTES) // (_BLOCKS_OF_A_LARGE_FILE - 1)
 
 
 def _small_inputs(config: RunConfig) -> dict[str, str]:
     """The small files that a run reads -> their copies in its folder. Missing ones are left out."""
-    prompts, data, root = config.agent.prompts, config.data, hub.local_root(config.data.root)
+    prompts = config.agent.prompts
+    data = config.data
+    root = hub.local_root(data.root)
     found: dict[str, str] = {}
     if prompts not in packaged():
         found = {str(file): f"{_copy_of(prompts)}/{file.name}" for file in sorted(Path(prompts).glob("*.txt"))}
-    single = [data.exclude, *(value for _, value in own_code(config))]
+    single = [data.exclude] + [code.value for code in own_code(config)]
     for split, entries in (("train", data.train), ("test", data.test)):
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
@@ -208,14 +248,18 @@ def _copy_of(path: str) -> str:
 
 
 def weights_hash(path: str, step: int | None = None) -> str:
-    """The fingerprint of local weights, of a run those of `step` or the newest; "" for random ones and for those of a
-    bucket."""
+    """The fingerprint of local weights, of a run those of `step` or the newest.
+
+    "" for random weights, and for those of a bucket.
+    """
     folder = located(path)
     if not folder.is_dir():
         return ""
     if is_run(folder):
-        steps = [int(found.name) for found in (folder / CHECKPOINTS).glob("*") if found.name.isdecimal()]
-        params = folder / CHECKPOINTS / str(max(steps, default=0) if step is None else step) / "params"
+        if step is None:
+            saved = [int(found.name) for found in (folder / CHECKPOINTS).glob("*") if found.name.isdecimal()]
+            step = max(saved, default=0)
+        params = folder / CHECKPOINTS / str(step) / "params"
         return fingerprint(file for file in params.rglob("*") if file.is_file())
     return fingerprint(folder.glob("*.safetensors"))
 

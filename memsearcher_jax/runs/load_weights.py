@@ -22,8 +22,10 @@ LORA_FIELDS = ("lora_rank", "lora_alpha", "lora_targets")
 
 
 def check_weights(folder: str | Path, model: ModelConfig) -> None:
-    """Raises ValueError or OSError, in one line, unless the directory is complete and holds this model. Reads no
-    weights but those of `model.adapter`, and samples of those that a LoRA run was trained from."""
+    """Raises ValueError or OSError, in one line, unless the directory is complete and holds this model.
+
+    Reads no weights but those of `model.adapter`, and samples of those that a LoRA run was trained from.
+    """
     if model.adapter:
         load_adapters(model)
     if not is_run(folder):
@@ -76,13 +78,19 @@ def load_params(folder: str | Path, model: ModelConfig, mesh: Mesh, dtype: str, 
 
 
 def load_adapters(model: ModelConfig, mesh: Mesh | None = None) -> tuple[ModelConfig, dict]:
-    """(config with their rank, alpha and targets, the adapters in `model.adapter` on `mesh`, or on the host). Raises
-    ValueError or OSError in one line, also if `model.lora_rank` trains adapters of another kind."""
+    """The model config with their rank, alpha and targets, and the adapters in `model.adapter` on `mesh`.
+
+    Without a mesh the adapters stay on the host. Raises ValueError or OSError in one line, also if `model.lora_rank`
+    trains adapters of another kind.
+    """
     found, adapters = lora.read_adapters(located(model.adapter), model)
     for name in LORA_FIELDS if model.lora_rank else ():
-        ours, theirs = getattr(model, name), getattr(found, name)
-        if ours != theirs:
-            raise ValueError(f"model.{name} is {ours}, and {theirs} in model.adapter {model.adapter}: set it to that")
+        trained = getattr(model, name)
+        stored = getattr(found, name)
+        if trained != stored:
+            raise ValueError(
+                f"model.{name} is {trained}, and {stored} in model.adapter {model.adapter}: set it to that"
+            )
     if mesh is None:
         return found, adapters
     targets = sharding.abstract_arrays(lora.adapter_specs(found), mesh)
@@ -110,21 +118,27 @@ def teacher_model(config: RunConfig) -> ModelConfig:
 
 
 def export_adapters(folder: str | Path, out: Path, dtype: str = "float32") -> str:
-    """Writes the adapters of a LoRA run to `out`, in PEFT's format, and returns the name of the base model. Raises
-    ValueError or OSError in one line."""
+    """Writes the adapters of a LoRA run to `out`, in PEFT's format, and returns the name of the base model.
+
+    Raises ValueError or OSError in one line.
+    """
     trained = read_run_config(folder).model if is_run(folder) else ModelConfig()
     if not trained.lora_rank:
         raise ValueError(f"{folder} has no adapters: it trained all weights; export it without --adapter")
     mesh = sharding.make_mesh(MeshConfig(1, 1, 1), jax.local_devices()[:1])
     target = sharding.abstract_arrays(lora.adapter_specs(trained), mesh)
     adapters = checkpoint.restore_params(checkpoints_of(folder), trained, target)
-    base, _, revision = trained.path.partition("@") if hub.is_repository(trained.path) else (trained.path, "", "")
+    base = trained.path
+    revision = ""
+    if hub.is_repository(base):
+        base, _, revision = base.partition("@")
     lora.write_adapters(out, trained, jax.device_get(adapters), base, dtype, revision)
     return base
 
 
 def _load_run(folder: str | Path, model: ModelConfig, mesh: Mesh, dtype: str, step: int | None) -> dict:
-    checkpoints, trained = checkpoints_of(folder), trained_model(folder)
+    checkpoints = checkpoints_of(folder)
+    trained = trained_model(folder)
     model = replace(model, adapter="", **{name: getattr(trained, name) for name in LORA_FIELDS})
     target = sharding.abstract_arrays(lora.trainable_specs(model), mesh, None if model.lora_rank else dtype)
     params = checkpoint.restore_params(checkpoints, model, target, step)
@@ -146,8 +160,10 @@ def export(model: ModelConfig, out: Path, dtype: str, tokenizer: str, end_ids: S
     The weights of a run are copied one tensor at a time, unless adapters are merged into them.
     Raises ValueError or OSError in one line.
     """
-    folder, model = model.path, replace(model, param_dtype=dtype)
-    if is_run(folder) and not read_run_config(folder).model.lora_rank and not model.adapter:
+    folder = model.path
+    model = replace(model, param_dtype=dtype)
+    has_all_weights = is_run(folder) and not read_run_config(folder).model.lora_rank
+    if has_all_weights and not model.adapter:
         saved = checkpoint.ParamsReader(checkpoints_of(folder), model)
         weights.save_streamed(out, model, saved.read, tokenizer, end_ids=end_ids, verify=saved.check)
     else:

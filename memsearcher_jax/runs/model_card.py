@@ -19,7 +19,8 @@ from memsearcher_jax.runs.inputs import read_inputs
 from memsearcher_jax.runs.run_dir import is_run, read_run_config
 
 MODEL_CARD = "README.md"
-LAST_STEPS, MEANS = 10, (MetricName.REWARD, MetricName.EXACT_MATCH)
+LAST_STEPS = 10
+MEANS = (MetricName.REWARD, MetricName.EXACT_MATCH)  # over LAST_STEPS
 USE = """In a checkout of memsearcher_jax, after `pip install -e .`:
 
 ```bash
@@ -35,13 +36,17 @@ def write_model_card(directory: Path, run: Path, *, name: str, license: str, ada
     config = read_run_config(run) if is_run(run) else None
     base = config.model.path if config else ""
     public_base = base.partition("@")[0] if hub.is_repository(base) else ""
-    tags, datasets, origin = ["memsearcher_jax"], [], ""
+    tags = ["memsearcher_jax"]
+    datasets: list[str] = []
+    origin = ""
     if config:
-        agent, method = Path(config.agent.workflow).stem, "sft" if config.sft.trajectories else "grpo"
+        agent = Path(config.agent.workflow).stem
+        method = "sft" if config.sft.trajectories else "grpo"
         tags += [agent, method]
         datasets = [entry for entry in config.data.train if not Path(entry).suffix]
         link = f"[{base}](https://huggingface.co/{public_base})" if public_base else f"`{Path(base).name}`"
-        origin = f"A {agent} agent, trained by {method} with memsearcher_jax{f' from {link}' if base else ''}.\n"
+        from_base = f" from {link}" if base else ""
+        origin = f"A {agent} agent, trained by {method} with memsearcher_jax{from_base}.\n"
     data = ModelCardData(
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-generation",
@@ -81,10 +86,14 @@ def _training(directory: Path, run: Path) -> Iterator[str]:
         return
     yield f"## Training\n\nmemsearcher_jax {program[-1]['version']}, commit {program[-1]['commit'] or 'unknown'}.\n"
     steps = read_metrics(run / METRICS_FILE) if (run / METRICS_FILE).is_file() else []
-    if last := steps[-LAST_STEPS:]:
-        shown = (name for name in MEANS if all(math.isfinite(step.get(name, math.nan)) for step in last))
-        means = (f"{name} {fmean(step[name] for step in last):.3f}" for name in shown)
-        yield f"{len(steps)} steps; means over the last {len(last)}: {', '.join(means)}.\n"
+    last_steps = steps[-LAST_STEPS:]
+    if last_steps:
+        means = []
+        for name in MEANS:
+            values = [step.get(name, math.nan) for step in last_steps]
+            if all(map(math.isfinite, values)):
+                means.append(f"{name} {fmean(values):.3f}")
+        yield f"{len(steps)} steps; means over the last {len(last_steps)}: {', '.join(means)}.\n"
     if (run / CURVES_FILE).is_file():
         shutil.copyfile(run / CURVES_FILE, directory / CURVES_FILE)
         yield f"![Learning curves]({CURVES_FILE})\n"

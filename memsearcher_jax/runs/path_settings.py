@@ -28,7 +28,8 @@ PATHS: dict[str, Iterable[str]] = {
     "retrieval.index": (),
     "retrieval.encoder": (HASHING,),
 }
-"""Other settings that name files or folders -> what they name besides: templates, benchmarks, an encoder."""
+"""Other settings that name files or folders, with the values that are no paths: names of templates, of benchmarks or of
+an encoder."""
 
 
 def with_paths(config: RunConfig, change: Callable[[str], str]) -> RunConfig:
@@ -44,7 +45,7 @@ def is_python_file(value: str) -> bool:
 
 def _changed(name: str, value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, tuple):
-        return tuple(_changed(name, one, change) for one in value)
+        return tuple(_changed(name, member, change) for member in value)
     if name in CODE:
         return change(value) if is_python_file(value) else value
     is_name = value.startswith(PACKAGED) or value.partition(":")[0] in ("", *PATHS[name]) or hub.is_repository(value)

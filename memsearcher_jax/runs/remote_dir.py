@@ -58,34 +58,42 @@ class RemoteDir:
     def fetch_trajectories(self, count: int) -> None:
         """Downloads at most `count` of the files of trajectories, evenly spaced and with the last."""
         with _one_line_errors(self.address):
-            there = sorted(_file_system().find(f"{self.address}/{TRAJECTORIES}"))
-            self._get([there[index] for index in evenly_spaced(len(there), count)])
+            objects = sorted(_file_system().find(f"{self.address}/{TRAJECTORIES}"))
+            self._get([objects[index] for index in evenly_spaced(len(objects), count)])
 
-    def _get(self, there: Sequence[str]) -> None:
-        here = [self.folder / _relative_path(name, self.address) for name in there]
-        for path in here:
+    def _get(self, objects: Sequence[str]) -> None:
+        """Downloads objects of the bucket to their places in the local directory."""
+        paths = [self.folder / _relative_path(name, self.address) for name in objects]
+        for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
-        _file_system().get(list(there), [str(path) for path in here])
-        self._sent.update({path: _state(path) for path in here})
+        _file_system().get(list(objects), [str(path) for path in paths])
+        self._sent.update({path: _state(path) for path in paths})
 
     def send(self) -> None:
         """Uploads every file that has changed since the last transfer, run.json last: with it the run exists."""
-        now = {}
+        changed: dict[Path, tuple[int, int]] = {}
         for path in sorted(self.folder.rglob("*")):
             top = path.relative_to(self.folder).parts[0]
-            private = top in NOT_COPIED or top.startswith(".") or path.name.endswith(PARTIAL)
-            if path.is_file() and not private:
-                now[path] = _state(path)
-        changed = [path for path, state in now.items() if self._sent.get(path) != state]
-        last = [path for path in changed if path.name == RUN_FILE]
-        for paths in ([path for path in changed if path not in last], last):
-            with _one_line_errors(self.address):
-                there = [f"{self.address}/{path.relative_to(self.folder).as_posix()}" for path in paths]
-                _file_system().put([str(path) for path in paths], there)
-            self._sent.update({path: now[path] for path in paths})
+            is_private = top in NOT_COPIED or top.startswith(".") or path.name.endswith(PARTIAL)
+            if is_private or not path.is_file():
+                continue
+            state = _state(path)
+            if self._sent.get(path) != state:
+                changed[path] = state
+        run_files = {path: state for path, state in changed.items() if path.name == RUN_FILE}
+        other_files = {path: state for path, state in changed.items() if path.name != RUN_FILE}
+        self._put(other_files)
+        self._put(run_files)
         for path in changed:
             if path.parent.name == TRAJECTORIES:
                 path.unlink()
+
+    def _put(self, states: Mapping[Path, tuple[int, int]]) -> None:
+        """Uploads files, with their size and mtime before the upload, to their places in the bucket directory."""
+        with _one_line_errors(self.address):
+            objects = [f"{self.address}/{path.relative_to(self.folder).as_posix()}" for path in states]
+            _file_system().put([str(path) for path in states], objects)
+        self._sent.update(states)
 
 
 class UploadingWriter(MetricsWriter):

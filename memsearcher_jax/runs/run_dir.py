@@ -21,7 +21,11 @@ from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.model.hf_config import TOKENIZER_FILES
 
 PACKAGED = "package:"
-RUN_FILE, TOKENIZER, CHECKPOINTS, DATA, INDEX = "run.json", "tokenizer", "checkpoints", "data", "index"
+RUN_FILE = "run.json"
+TOKENIZER = "tokenizer"
+CHECKPOINTS = "checkpoints"
+DATA = "data"
+INDEX = "index"
 BUCKET_FILE = "bucket.json"  # the address of the bucket directory that this directory mirrors
 
 
@@ -66,7 +70,8 @@ def checkpoints_of(folder: str | Path) -> str:
 
 def open_run_folder(folder: Path, config: RunConfig, tokenizer_folder: str) -> None:
     """Turns the directory into a run: copies the tokenizer's files, and writes the config last."""
-    source, target = Path(tokenizer_folder), folder / TOKENIZER
+    source = Path(tokenizer_folder)
+    target = folder / TOKENIZER
     target.mkdir(parents=True, exist_ok=True)
     for name in TOKENIZER_FILES:
         if (source / name).is_file() and source.resolve() != target.resolve():

@@ -31,7 +31,7 @@ import tyro
 from faulty_host import Fault
 
 from memsearcher_jax.hosts import preemption
-from memsearcher_jax.launch import cli, tpu_train
+from memsearcher_jax.launch import cli, command_words, tpu_train
 from memsearcher_jax.logs.progress import announced
 
 MAX_RESTARTS = 30
@@ -208,7 +208,7 @@ class RunJob:
 
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
-        ours, trainers = cli.split_passthrough(argv)
+        ours, trainers = command_words.split_passthrough(argv)
         flags = cli.parse_flags(RunJob, ours)
         arguments = ["--config", flags.config, *trainers]
         cli.parse(tpu_train.Train, arguments)

@@ -103,7 +103,7 @@ def test_hosts_with_directories_of_their_own_are_refused(theirs, tmp_path):
     class First(Hosts):  # the other host sees the directory `theirs`
         def exchange(self, content):
             names.append(content.decode())
-            return [content, bytes([(tmp_path / theirs / names[0]).exists()])]
+            return [content, b"yes" if (tmp_path / theirs / names[0]).exists() else b"no"]
 
     with (
         contextlib.nullcontext() if theirs == "." else pytest.raises(ValueError, match="not the same directory on all")

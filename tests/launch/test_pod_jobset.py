@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memsearcher_jax.launch import cli
+from memsearcher_jax.launch import cli, command_words
 from memsearcher_jax.launch.pod import jobset
 
 FLAGS = ["--image", "europe-docker.pkg.dev/p/r/memsearcher:1", "--config", "qwen7b", "--out", "gs://bucket/runs/a"]
@@ -31,12 +31,12 @@ SLICES = {
 
 
 def argv(topology="v6e:4x8", *more, name="run-a"):
-    ours, trainers = cli.split_passthrough(more)
+    ours, trainers = command_words.split_passthrough(more)
     return ["--topology", topology, "--name", name, *FLAGS, *ours, "--", *INPUTS, *trainers]
 
 
 def rendered(*arguments):
-    ours, trainers = cli.split_passthrough(argv(*arguments))
+    ours, trainers = command_words.split_passthrough(argv(*arguments))
     return yaml.load(jobset.manifest(cli.parse_flags(jobset.Jobset, ours), trainers), Loader=yaml.CSafeLoader)
 
 

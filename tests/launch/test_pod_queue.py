@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memsearcher_jax.launch import cli
+from memsearcher_jax.launch import cli, command_words
 from memsearcher_jax.launch.pod import queued_resource, tpu_slices
 
 # Copied from Google's tables: v4 and v5p count two cores per chip, v5e and v6e count chips.
@@ -34,7 +34,7 @@ GOLDEN = {
 
 
 def gcloud_call(argv):
-    ours, remote = cli.split_passthrough(argv)
+    ours, remote = command_words.split_passthrough(argv)
     return queued_resource.gcloud(cli.parse_flags(queued_resource.QueuedResource, ours), remote)
 
 

@@ -144,8 +144,8 @@ def test_a_resumed_run_keeps_earlier_programs(tmp_path, monkeypatch):
 
 
 def test_a_fingerprint_depends_on_every_file_and_on_blocks_of_large_ones(tmp_path, monkeypatch):
-    monkeypatch.setattr(inputs, "_BLOCK", 4)
-    monkeypatch.setattr(inputs, "_BLOCKS", 3)
+    monkeypatch.setattr(inputs, "_BLOCK_BYTES", 4)
+    monkeypatch.setattr(inputs, "_BLOCKS_OF_A_LARGE_FILE", 3)
     small, large = tmp_path / "a", tmp_path / "b"
     small.write_bytes(b"0123456789")
     large.write_bytes(bytes(range(100)))
