@@ -3,7 +3,7 @@
 The cache is a pool of P pages with E entries each: keys [L, P, K, H, E], values [L, P, K, E, H], so that a page is one
 contiguous block for all heads. A context is a list of pages, which the host keeps; its entries fill them in order.
 Contexts with a common beginning name the same pages. A forward pass computes A chunks of consecutive tokens, of which
-several may belong to one context, and `page_table_AN` names the pages of each chunk's context.
+several may belong to one context, and `page_table_AI` names the pages of each chunk's context.
 
 On a mesh each data-parallel shard has an equal share of the pages and an equal share of the chunks, in order, and page
 numbers count from the shard's first page. Entries of the table past a context's end may hold any valid number.
@@ -46,7 +46,7 @@ Rotation = tuple[Array, Array]
 """(cos_BTh, sin_BTh) of `rope.rope_rotation`."""
 
 KVSource = Callable[[Array], OnlineSoftmax]
-"""q_BKGTH -> attention over keys and values held elsewhere, such as in a cache; a query may see none of them."""
+"""q_BKQTH -> attention over keys and values held elsewhere, such as in a cache; a query may see none of them."""
 
 KERNELS = {"tpu": tpu_kernels}
 """Platform -> its `paged_attention` and `append_to_pages`; the others have those of this file."""
@@ -94,7 +94,7 @@ class CacheView:
     """A cache, and the contexts that the A chunks of a forward pass read and extend. Made by `of`."""
 
     cache: Cache
-    page_table_AN: Array  # int32: as the module describes
+    page_table_AI: Array  # int32: as the module describes
     start_A: Array  # int32: entry of a chunk's first token
     length_A: Array  # int32: entries that each chunk reads
     order_A: Array  # int32: the chunks sorted by length, longest first; counted within a device's share
@@ -102,7 +102,7 @@ class CacheView:
     shared_A: Array  # int32: first pages that all chunks of a device have in common; one value for each of its chunks
 
     @classmethod
-    def of(cls, cache: Cache, page_table_AN: Array, start_A: Array, length_A: Array) -> CacheView:
+    def of(cls, cache: Cache, page_table_AI: Array, start_A: Array, length_A: Array) -> CacheView:
         """Each chunk reads the first `length_A` entries of its context, and writes its own tokens from `start_A` on.
 
         Chunks of one context are adjacent, each full except the last; each reads what was cached before the first.
@@ -110,8 +110,8 @@ class CacheView:
         argsort = shard_map_per_device(lambda x_A: jnp.argsort(x_A).astype(jnp.int32), (CHUNK_AXES,), CHUNK_AXES)
         order_A = argsort(-length_A)
         common = partial(common_pages, cache.v_LPKEH.shape[3])
-        shared_A = shard_map_per_device(common, (CHUNK_AXES, TABLE_AXES), CHUNK_AXES)(length_A, page_table_AN)
-        return cls(cache, page_table_AN, start_A, length_A, order_A, argsort(order_A), shared_A)
+        shared_A = shard_map_per_device(common, (CHUNK_AXES, TABLE_AXES), CHUNK_AXES)(length_A, page_table_AI)
+        return cls(cache, page_table_AI, start_A, length_A, order_A, argsort(order_A), shared_A)
 
     def attend(
         self,
@@ -133,13 +133,13 @@ class CacheView:
         k_BKTH, v_BKTH = mask_nonfinite_values(k_BKTH, v_BKTH)
         if self.cache.scale_LPK2E is not None:
             k_BKTH, v_BKTH = rounded(k_BKTH), rounded(v_BKTH)
-        q_BKGTH = group_heads(q_BNTH, k_BKTH)
+        q_BKQTH = group_heads(q_BNTH, k_BKTH)
         kernel, multiple = SEGMENT_KERNELS.get(platform(), (None, 1))
         if kernel and segment_BT.shape[1] % multiple == 0:
             own = kernel(q_BNTH, k_BKTH, v_BKTH, segment_BT)
         else:
-            own = self_attention(q_BKGTH, k_BKTH, v_BKTH, segment_BT)
-        softmax = combine([own, self.attend_cached(layer, q_BKGTH), *(source(q_BKGTH) for source in sources)])
+            own = self_attention(q_BKQTH, k_BKTH, v_BKTH, segment_BT)
+        softmax = combine([own, self.attend_cached(layer, q_BKQTH), *(source(q_BKQTH) for source in sources)])
         out_BNTH = normalize(softmax).reshape(q_BNTH.shape).astype(q_BNTH.dtype)
         return out_BNTH, as_bits(k_BKTH), as_bits(v_BKTH)
 
@@ -160,31 +160,31 @@ class CacheView:
 
         axes = (CACHE_AXES,) * len(pools)
         write = shard_map_per_device(write, (axes, axes, TABLE_AXES, CHUNK_AXES, CHUNK_AXES), axes)
-        pools = write(pools, tuple(new), self.page_table_AN, self.start_A, added_A)
+        pools = write(pools, tuple(new), self.page_table_AI, self.start_A, added_A)
         return Cache(*(constrain(pool, CACHE_AXES) for pool in pools))
 
-    def attend_cached(self, layer: Array, q_BKGTH: Array) -> OnlineSoftmax:
+    def attend_cached(self, layer: Array, q_BKQTH: Array) -> OnlineSoftmax:
         """Attention to the cached entries of one layer."""
         query_axes, scalar_axes = ("batch", "kv", None, None, None), ("batch", "kv", None, None)
 
-        def attend(q_BKGTH: Array, layer: Array, table_AN: Array, chunks: Any, pools: Any) -> OnlineSoftmax:
+        def attend(q_BKQTH: Array, layer: Array, table_AI: Array, chunks: Any, pools: Any) -> OnlineSoftmax:
             length_A, order_A, rank_A, shared_A = chunks
-            q_AKGWH = _chunks(q_BKGTH, 0, 3, len(length_A))
+            q_AKQWH = _chunks(q_BKQTH, 0, 3, len(length_A))
             if kernels := KERNELS.get(platform()):
-                softmax = kernels.paged_attention(q_AKGWH, pools, layer, table_AN, length_A)
-                return OnlineSoftmax(*(_rows(x_AKGW, len(q_BKGTH)) for x_AKGW in softmax))
-            where = (layer, table_AN[order_A], length_A[order_A], shared_A[0])
-            softmax = paged_attention(q_AKGWH[order_A], pools, *where)
-            return OnlineSoftmax(*(_rows(x_AKGW[rank_A], len(q_BKGTH)) for x_AKGW in softmax))
+                softmax = kernels.paged_attention(q_AKQWH, pools, layer, table_AI, length_A)
+                return OnlineSoftmax(*(_rows(x_AKQW, len(q_BKQTH)) for x_AKQW in softmax))
+            where = (layer, table_AI[order_A], length_A[order_A], shared_A[0])
+            softmax = paged_attention(q_AKQWH[order_A], pools, *where)
+            return OnlineSoftmax(*(_rows(x_AKQW[rank_A], len(q_BKQTH)) for x_AKQW in softmax))
 
         pools, chunks = tuple(jax.tree.leaves(self.cache)), (self.length_A, self.order_A, self.rank_A, self.shared_A)
         attention = shard_map_per_device(
             attend,
             (query_axes, (), TABLE_AXES, (CHUNK_AXES,) * len(chunks), (CACHE_AXES,) * len(pools)),
             OnlineSoftmax._make((scalar_axes, scalar_axes, query_axes)),
-            OnlineSoftmax._make((q_BKGTH.shape[:-1], q_BKGTH.shape[:-1], q_BKGTH.shape)),
+            OnlineSoftmax._make((q_BKQTH.shape[:-1], q_BKQTH.shape[:-1], q_BKQTH.shape)),
         )
-        return attention(q_BKGTH, layer, self.page_table_AN, chunks, pools)
+        return attention(q_BKQTH, layer, self.page_table_AI, chunks, pools)
 
 
 @jax.tree_util.register_dataclass
@@ -224,23 +224,23 @@ class DecodeCache:
         k_BKHJ = jnp.swapaxes(k_BKJH, 2, 3)
         mask_B1J = jnp.broadcast_to(jnp.arange(k_BKHJ.shape[3]) < buffer.used, (len(k_BKHJ), 1, k_BKHJ.shape[3]))
 
-        def attend_buffer(q_BKGTH: Array) -> OnlineSoftmax:
-            return partial_attention(q_BKGTH, k_BKHJ, v_BKJH, mask_B1J)
+        def attend_buffer(q_BKQTH: Array) -> OnlineSoftmax:
+            return partial_attention(q_BKQTH, k_BKHJ, v_BKJH, mask_B1J)
 
         return self.view.attend(layer, rotation, q_BNTH, k_BKTH, v_BKTH, segment_BT, attend_buffer)
 
     def _attend_in_kernel(self, layer: Array, rotation: Rotation, *qkv: Array) -> tuple[Array, Array, Array]:
         def attend(rotation: Rotation, q_BNTH: Array, new: Any, where: Any, pools: Any) -> tuple[Array, Array, Array]:
-            q_BKGTH = group_heads(q_BNTH, new[0])
-            out_BKGTH, k_BKTH, v_BKTH = tpu_kernels.decode_attention(rotation, q_BKGTH, new, pools, *where)
-            return out_BKGTH.reshape(q_BNTH.shape), k_BKTH, v_BKTH
+            q_BKQTH = group_heads(q_BNTH, new[0])
+            out_BKQTH, k_BKTH, v_BKTH = tpu_kernels.decode_attention(rotation, q_BKQTH, new, pools, *where)
+            return out_BKQTH.reshape(q_BNTH.shape), k_BKTH, v_BKTH
 
         heads, kv, angles = ("batch", "heads", None, None), ("batch", "kv", None, None), ("batch", None, None)
         view, buffer, pools = self.view, self.buffer, tuple(jax.tree.leaves(self.view.cache))
         new_axes, where_axes = (kv, kv, CACHE_AXES, CACHE_AXES), ((), (), TABLE_AXES, CHUNK_AXES)
         axes = (angles, angles), heads, new_axes, where_axes, (CACHE_AXES,) * len(pools)
         attention = shard_map_per_device(attend, axes, (heads, kv, kv), tuple(x.shape for x in qkv))
-        new, where = (*qkv[1:], buffer.k_LBKJH, buffer.v_LBKJH), (layer, buffer.used, view.page_table_AN, view.length_A)
+        new, where = (*qkv[1:], buffer.k_LBKJH, buffer.v_LBKJH), (layer, buffer.used, view.page_table_AI, view.length_A)
         return attention(rotation, qkv[0], new, where, pools)
 
     def append(self, k_LBKTH: Array, v_LBKTH: Array, segment_BT: Array) -> DecodeBuffer:
@@ -281,16 +281,16 @@ def copy_pages(cache: Cache, source_A: Array, target_A: Array) -> Cache:
 # The functions below run on the arrays of one device.
 
 
-def common_pages(page_tokens: int, length_A: Array, page_table_AN: Array) -> Array:
+def common_pages(page_tokens: int, length_A: Array, page_table_AI: Array) -> Array:
     """How many first pages all chunks have in common, as far as each reads; the same number for each chunk."""
-    first_N = jnp.arange(page_table_AN.shape[1]) * page_tokens
-    agrees_AN = (page_table_AN == page_table_AN[jnp.argmax(length_A)]) | (first_N >= length_A[:, None])
-    is_common_N = agrees_AN.all(axis=0) & (first_N < jnp.max(length_A))
-    return jnp.full_like(length_A, jnp.sum(jnp.cumprod(is_common_N)))
+    first_I = jnp.arange(page_table_AI.shape[1]) * page_tokens
+    agrees_AI = (page_table_AI == page_table_AI[jnp.argmax(length_A)]) | (first_I >= length_A[:, None])
+    is_common_I = agrees_AI.all(axis=0) & (first_I < jnp.max(length_A))
+    return jnp.full_like(length_A, jnp.sum(jnp.cumprod(is_common_I)))
 
 
 def paged_attention(
-    q_AKGWH: Array, pools: Sequence[Array], layer: Array, page_table_AN: Array, length_A: Array, shared_pages: Array
+    q_AKQWH: Array, pools: Sequence[Array], layer: Array, page_table_AI: Array, length_A: Array, shared_pages: Array
 ) -> OnlineSoftmax:
     """Attention of A chunks of W queries over the first `length_A` entries of their contexts in one layer.
 
@@ -298,7 +298,7 @@ def paged_attention(
     are read once, as the keys of one row of A * W queries. The others are read for several chunks together, up to the
     end of the longest; so chunks sorted by length are fastest.
     """
-    A, K, G, W, H = q_AKGWH.shape
+    A, K, Q, W, H = q_AKQWH.shape
     E = pools[1].shape[3]
     max_together = min(CPU_CACHE_BYTES // (K * H * E * pools[0].dtype.itemsize), MAX_ROWS_TOGETHER)
     together = max((rows for rows in range(1, max_together + 1) if A % rows == 0), default=1)
@@ -307,32 +307,32 @@ def paged_attention(
         return from_bits(jax.lax.dynamic_slice(x_LP, (layer, number, 0, 0, 0), (1, 1, *x_LP.shape[2:]))[0])
 
     def attend_shared(number: Array, so_far: OnlineSoftmax) -> OnlineSoftmax:
-        k_1KHE, v_1KEH, *scale = (page(x_LP, page_table_AN[0, number]) for x_LP in pools)
+        k_1KHE, v_1KEH, *scale = (page(x_LP, page_table_AI[0, number]) for x_LP in pools)
         mask_XE = number * E + jnp.arange(E) < jnp.repeat(length_A, W)[:, None]
-        return combine([so_far, partial_attention(q_1KGXH, k_1KHE, v_1KEH, mask_XE[None], *scale)])
+        return combine([so_far, partial_attention(q_1KQXH, k_1KHE, v_1KEH, mask_XE[None], *scale)])
 
     def attend_together(chunks: tuple[Array, Array, Array]) -> OnlineSoftmax:
-        q_AKGWH, page_table_AN, length_A = chunks
+        q_AKQWH, page_table_AI, length_A = chunks
 
         def attend_page(number: Array, so_far: OnlineSoftmax) -> OnlineSoftmax:
             k_AKHE, v_AKEH, *scale = (
-                jnp.concatenate([page(x_LP, page_N[number]) for page_N in page_table_AN]) for x_LP in pools
+                jnp.concatenate([page(x_LP, page_N[number]) for page_N in page_table_AI]) for x_LP in pools
             )
             mask_AE = number * E + jnp.arange(E) < length_A[:, None]
-            return combine([so_far, partial_attention(q_AKGWH, k_AKHE, v_AKEH, mask_AE[:, None], *scale)])
+            return combine([so_far, partial_attention(q_AKQWH, k_AKHE, v_AKEH, mask_AE[:, None], *scale)])
 
-        return jax.lax.fori_loop(shared_pages, -(-jnp.max(length_A) // E), attend_page, empty(q_AKGWH))
+        return jax.lax.fori_loop(shared_pages, -(-jnp.max(length_A) // E), attend_page, empty(q_AKQWH))
 
-    q_1KGXH = jnp.moveaxis(q_AKGWH, 0, 2).reshape(1, K, G, A * W, H)
-    shared = jax.lax.fori_loop(0, shared_pages, attend_shared, empty(q_1KGXH))
+    q_1KQXH = jnp.moveaxis(q_AKQWH, 0, 2).reshape(1, K, Q, A * W, H)
+    shared = jax.lax.fori_loop(0, shared_pages, attend_shared, empty(q_1KQXH))
     shared = OnlineSoftmax(*(_chunks(x, 0, 3, A) for x in shared))
-    grouped = [x.reshape(A // together, together, *x.shape[1:]) for x in (q_AKGWH, page_table_AN, length_A)]
+    grouped = [x.reshape(A // together, together, *x.shape[1:]) for x in (q_AKQWH, page_table_AI, length_A)]
     own = jax.lax.map(attend_together, tuple(grouped))
     return combine([shared, OnlineSoftmax(*(x.reshape(A, *x.shape[2:]) for x in own))])
 
 
 def append_to_pages(
-    pools: tuple[Array, ...], new: tuple[Array, ...], page_table_AN: Array, start_A: Array, added_A: Array
+    pools: tuple[Array, ...], new: tuple[Array, ...], page_table_AI: Array, start_A: Array, added_A: Array
 ) -> tuple[Array, ...]:
     """The pools with the first `added_A` tokens of each chunk at entries start, start + 1, ... of its context.
 
@@ -342,7 +342,7 @@ def append_to_pages(
     takes its new token or keeps its value. A window that would pass the page's end starts earlier, as XLA shifts it.
     """
     L, A, _, W, _ = new[0].shape
-    N, E = page_table_AN.shape[1], pools[1].shape[3]
+    context_pages, E = page_table_AI.shape[1], pools[1].shape[3]
     window = min(W, E)
 
     def write_chunk(chunk: Array, pools: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -351,7 +351,7 @@ def append_to_pages(
 
         def write_page(reached: Array, pools: tuple[Array, ...]) -> tuple[Array, ...]:
             number = start // E + reached
-            page = page_table_AN[chunk, number]
+            page = page_table_AI[chunk, number]
             first = jnp.clip(start - number * E, 0, E - window)
             token_E = number * E + first + jnp.arange(window) - start
             is_new_E1 = ((token_E >= 0) & (token_E < added))[:, None]
@@ -370,7 +370,7 @@ def append_to_pages(
             return tuple(map(write, pools, new_LKW, ENTRY_AXES))
 
         reach = jnp.where(added > 0, (start + added - 1) // E - start // E + 1, 0)
-        return jax.lax.fori_loop(0, jnp.minimum(reach, N - start // E), write_page, pools)
+        return jax.lax.fori_loop(0, jnp.minimum(reach, context_pages - start // E), write_page, pools)
 
     return jax.lax.fori_loop(0, A, write_chunk, pools)
 
@@ -383,8 +383,8 @@ def _chunks(x: Array, row_axis: int, token_axis: int, chunks: int) -> Array:
     return moved.reshape(*moved.shape[:row_axis], chunks, *moved.shape[row_axis + 2 :])
 
 
-def _rows(x_AKGW: Array, rows: int) -> Array:
-    """[A, K, G, W, ...] -> [B, K, G, T, ...]: the inverse of `_chunks`."""
-    A, K, G, W = x_AKGW.shape[:4]
-    x_BKGAW = jnp.moveaxis(x_AKGW.reshape(rows, A // rows, *x_AKGW.shape[1:]), 1, 3)
-    return x_BKGAW.reshape(rows, K, G, A // rows * W, *x_AKGW.shape[4:])
+def _rows(x_AKQW: Array, rows: int) -> Array:
+    """[A, K, Q, W, ...] -> [B, K, Q, T, ...]: the inverse of `_chunks`."""
+    A, K, Q, W = x_AKQW.shape[:4]
+    x_BKQAW = jnp.moveaxis(x_AKQW.reshape(rows, A // rows, *x_AKQW.shape[1:]), 1, 3)
+    return x_BKQAW.reshape(rows, K, Q, A // rows * W, *x_AKQW.shape[4:])

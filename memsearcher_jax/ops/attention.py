@@ -34,9 +34,9 @@ ATTENTION_OUTPUT = "attention"
 class OnlineSoftmax(NamedTuple):
     """The state of a softmax over part of the keys; `combine` merges the states of several parts."""
 
-    max_BKGT: Array  # float32: the highest score
-    sum_BKGT: Array  # float32: the sum of exp(score - max)
-    acc_BKGTH: Array  # float32: the sum of exp(score - max) * value
+    max_BKQT: Array  # float32: the highest score
+    sum_BKQT: Array  # float32: the sum of exp(score - max)
+    acc_BKQTH: Array  # float32: the sum of exp(score - max) * value
 
 
 class Visible(NamedTuple):
@@ -117,26 +117,26 @@ def _map_rows(function: Callable[..., Sequence[Array]], *arrays: Any) -> Sequenc
 
 
 def _forward_rows(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible) -> tuple[Array, Array]:
-    """(out_BNTH, logsumexp_BKGT of each query's scores)."""
-    q_BKGTH, k_BKHT, block = group_heads(q_BNTH, k_BKTH), jnp.swapaxes(k_BKTH, 2, 3), _block_size(q_BNTH.shape[2])
+    """(out_BNTH, logsumexp_BKQT of each query's scores)."""
+    q_BKQTH, k_BKHT, block = group_heads(q_BNTH, k_BKTH), jnp.swapaxes(k_BKTH, 2, 3), _block_size(q_BNTH.shape[2])
 
     def attend(number: Array, results: tuple[Array, Array]) -> tuple[Array, Array]:
-        q_BKGtH = _read_block(q_BKGTH, number, block)
+        q_BKQtH = _read_block(q_BKQTH, number, block)
 
         def add_keys(index: Array, softmax: OnlineSoftmax) -> OnlineSoftmax:
             keys = key_block(index)
             k_BKHC, v_BKCH = _read_block(k_BKHT, keys, block, axis=3), _read_block(v_BKTH, keys, block)
             mask_BtC = _visible_mask(visible, number, keys, block)
-            return combine([softmax, partial_attention(q_BKGtH, k_BKHC, v_BKCH, mask_BtC)])
+            return combine([softmax, partial_attention(q_BKQtH, k_BKHC, v_BKCH, mask_BtC)])
 
         count, key_block = _needed_key_blocks(visible, number, block)
-        softmax = jax.lax.fori_loop(0, count, add_keys, empty(q_BKGtH))
-        logsumexp_BKGt = softmax.max_BKGT + jnp.log(softmax.sum_BKGT)
-        return _write_block(results[0], normalize(softmax), number), _write_block(results[1], logsumexp_BKGt, number)
+        softmax = jax.lax.fori_loop(0, count, add_keys, empty(q_BKQtH))
+        logsumexp_BKQt = softmax.max_BKQT + jnp.log(softmax.sum_BKQT)
+        return _write_block(results[0], normalize(softmax), number), _write_block(results[1], logsumexp_BKQt, number)
 
-    zeros = jnp.zeros(q_BKGTH.shape, jnp.float32), jnp.zeros(q_BKGTH.shape[:-1], jnp.float32)
-    out_BKGTH, logsumexp_BKGT = jax.lax.fori_loop(0, q_BNTH.shape[2] // block, attend, zeros)
-    return out_BKGTH.reshape(q_BNTH.shape).astype(q_BNTH.dtype), logsumexp_BKGT
+    zeros = jnp.zeros(q_BKQTH.shape, jnp.float32), jnp.zeros(q_BKQTH.shape[:-1], jnp.float32)
+    out_BKQTH, logsumexp_BKQT = jax.lax.fori_loop(0, q_BNTH.shape[2] // block, attend, zeros)
+    return out_BKQTH.reshape(q_BNTH.shape).astype(q_BNTH.dtype), logsumexp_BKQT
 
 
 def _backward_rows(
@@ -146,42 +146,42 @@ def _backward_rows(
     v_BKTH: Array,
     visible: Visible,
     out_BNTH: Array,
-    logsumexp_BKGT: Array,
+    logsumexp_BKQT: Array,
 ) -> tuple[Array, Array, Array]:
     """(dq_BNTH, dk_BKTH, dv_BKTH). With probabilities p: dv = p' dout, dscore = p (dout v' - dout · out)."""
     block, dtype = _block_size(q_BNTH.shape[2]), q_BNTH.dtype
-    q_BKGTH, out_BKGTH, dout_BKGTH = (group_heads(x, k_BKTH) for x in (q_BNTH, out_BNTH, dout_BNTH))
+    q_BKQTH, out_BKQTH, dout_BKQTH = (group_heads(x, k_BKTH) for x in (q_BNTH, out_BNTH, dout_BNTH))
     k_BKHT, v_BKHT = jnp.swapaxes(k_BKTH, 2, 3), jnp.swapaxes(v_BKTH, 2, 3)
-    delta_BKGT = jnp.sum(dout_BKGTH.astype(jnp.float32) * out_BKGTH, axis=-1)
+    delta_BKQT = jnp.sum(dout_BKQTH.astype(jnp.float32) * out_BKQTH, axis=-1)
 
     def differentiate(number: Array, gradients: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        queries = (q_BKGTH, dout_BKGTH, logsumexp_BKGT, delta_BKGT)
-        q_BKGtH, dout_BKGtH, logsumexp_BKGt, delta_BKGt = (_read_block(x, number, block, axis=3) for x in queries)
+        queries = (q_BKQTH, dout_BKQTH, logsumexp_BKQT, delta_BKQT)
+        q_BKQtH, dout_BKQtH, logsumexp_BKQt, delta_BKQt = (_read_block(x, number, block, axis=3) for x in queries)
 
         def add_keys(index: Array, gradients: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            dq_BKGtH, dk_BKHT, dv_BKHT = gradients
+            dq_BKQtH, dk_BKHT, dv_BKHT = gradients
             keys = key_block(index)
             k_BKHC, v_BKHC = _read_block(k_BKHT, keys, block, axis=3), _read_block(v_BKHT, keys, block, axis=3)
-            score_BKGtC = _masked_scores(q_BKGtH, k_BKHC, _visible_mask(visible, number, keys, block))
-            prob_BKGtC = jnp.exp(score_BKGtC - logsumexp_BKGt[..., None])
-            dprob_BKGtC = einsum_f32("BKGtH,BKHC->BKGtC", dout_BKGtH, v_BKHC)
-            dscore_BKGtC = prob_BKGtC * (dprob_BKGtC - delta_BKGt[..., None]) * q_BNTH.shape[-1] ** -0.5
-            prob_BKGtC, dscore_BKGtC = prob_BKGtC.astype(dtype), dscore_BKGtC.astype(dtype)
-            dq_BKGtH += einsum_f32("BKGtC,BKCH->BKGtH", dscore_BKGtC, _read_block(k_BKTH, keys, block, axis=2))
-            dk_BKHT = _add_block(dk_BKHT, einsum_f32("BKGtH,BKGtC->BKHC", q_BKGtH, dscore_BKGtC), keys)
-            dv_BKHT = _add_block(dv_BKHT, einsum_f32("BKGtH,BKGtC->BKHC", dout_BKGtH, prob_BKGtC), keys)
-            return dq_BKGtH, dk_BKHT, dv_BKHT
+            score_BKQtC = _masked_scores(q_BKQtH, k_BKHC, _visible_mask(visible, number, keys, block))
+            prob_BKQtC = jnp.exp(score_BKQtC - logsumexp_BKQt[..., None])
+            dprob_BKQtC = einsum_f32("BKQtH,BKHC->BKQtC", dout_BKQtH, v_BKHC)
+            dscore_BKQtC = prob_BKQtC * (dprob_BKQtC - delta_BKQt[..., None]) * q_BNTH.shape[-1] ** -0.5
+            prob_BKQtC, dscore_BKQtC = prob_BKQtC.astype(dtype), dscore_BKQtC.astype(dtype)
+            dq_BKQtH += einsum_f32("BKQtC,BKCH->BKQtH", dscore_BKQtC, _read_block(k_BKTH, keys, block, axis=2))
+            dk_BKHT = _add_block(dk_BKHT, einsum_f32("BKQtH,BKQtC->BKHC", q_BKQtH, dscore_BKQtC), keys)
+            dv_BKHT = _add_block(dv_BKHT, einsum_f32("BKQtH,BKQtC->BKHC", dout_BKQtH, prob_BKQtC), keys)
+            return dq_BKQtH, dk_BKHT, dv_BKHT
 
-        dq_BKGTH, dk_BKHT, dv_BKHT = gradients
+        dq_BKQTH, dk_BKHT, dv_BKHT = gradients
         count, key_block = _needed_key_blocks(visible, number, block)
-        zeros_BKGtH = jnp.zeros(q_BKGtH.shape, jnp.float32)
-        dq_BKGtH, dk_BKHT, dv_BKHT = jax.lax.fori_loop(0, count, add_keys, (zeros_BKGtH, dk_BKHT, dv_BKHT))
-        return _write_block(dq_BKGTH, dq_BKGtH, number), dk_BKHT, dv_BKHT
+        zeros_BKQtH = jnp.zeros(q_BKQtH.shape, jnp.float32)
+        dq_BKQtH, dk_BKHT, dv_BKHT = jax.lax.fori_loop(0, count, add_keys, (zeros_BKQtH, dk_BKHT, dv_BKHT))
+        return _write_block(dq_BKQTH, dq_BKQtH, number), dk_BKHT, dv_BKHT
 
-    zeros = tuple(jnp.zeros(x.shape, jnp.float32) for x in (q_BKGTH, k_BKHT, v_BKHT))
-    dq_BKGTH, dk_BKHT, dv_BKHT = jax.lax.fori_loop(0, q_BNTH.shape[2] // block, differentiate, zeros)
+    zeros = tuple(jnp.zeros(x.shape, jnp.float32) for x in (q_BKQTH, k_BKHT, v_BKHT))
+    dq_BKQTH, dk_BKHT, dv_BKHT = jax.lax.fori_loop(0, q_BNTH.shape[2] // block, differentiate, zeros)
     dk_BKTH, dv_BKTH = (jnp.swapaxes(x, 2, 3).astype(dtype) for x in (dk_BKHT, dv_BKHT))
-    return dq_BKGTH.reshape(q_BNTH.shape).astype(dtype), dk_BKTH, dv_BKTH
+    return dq_BKQTH.reshape(q_BNTH.shape).astype(dtype), dk_BKTH, dv_BKTH
 
 
 _forward, _backward = partial(_map_rows, _forward_rows), partial(_map_rows, _backward_rows)
@@ -214,8 +214,8 @@ def _read_block(x: Array, number: Array, block: int, axis: int = -2) -> Array:
     return from_bits(jax.lax.dynamic_slice_in_dim(as_bits(x), number * block, block, axis))
 
 
-def _write_block(x_BKGT: Array, new_BKGt: Array, number: Array) -> Array:
-    return jax.lax.dynamic_update_slice_in_dim(x_BKGT, new_BKGt, number * new_BKGt.shape[3], axis=3)
+def _write_block(x_BKQT: Array, new_BKQt: Array, number: Array) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(x_BKQT, new_BKQt, number * new_BKQt.shape[3], axis=3)
 
 
 def _add_block(x_BKHT: Array, new_BKHC: Array, number: Array) -> Array:
@@ -223,7 +223,7 @@ def _add_block(x_BKHT: Array, new_BKHC: Array, number: Array) -> Array:
 
 
 def partial_attention(
-    q_BKGTH: Array, k_BKHC: Array, v_BKCH: Array, mask_BTC: Array, scale_BK2C: Array | None = None
+    q_BKQTH: Array, k_BKHC: Array, v_BKCH: Array, mask_BTC: Array, scale_BK2C: Array | None = None
 ) -> OnlineSoftmax:
     """Attention over C keys; `mask_BTC` says which keys each query sees. Where it sees none, its part is ignored.
 
@@ -233,51 +233,51 @@ def partial_attention(
     key_scale = value_scale = 1.0
     if scale_BK2C is not None:
         key_scale, value_scale = (scale_BK2C[:, :, None, None, i] for i in range(2))
-        k_BKHC, v_BKCH = k_BKHC.astype(q_BKGTH.dtype), v_BKCH.astype(q_BKGTH.dtype)
-    score_BKGTC = _masked_scores(q_BKGTH, k_BKHC, mask_BTC, key_scale)
-    max_BKGT = jnp.max(score_BKGTC, axis=-1)
-    weight_BKGTC = jnp.exp(score_BKGTC - max_BKGT[..., None])
-    acc_BKGTH = einsum_f32("BKGTC,BKCH->BKGTH", (weight_BKGTC * value_scale).astype(v_BKCH.dtype), v_BKCH)
-    return OnlineSoftmax(max_BKGT, jnp.sum(weight_BKGTC, axis=-1), acc_BKGTH)
+        k_BKHC, v_BKCH = k_BKHC.astype(q_BKQTH.dtype), v_BKCH.astype(q_BKQTH.dtype)
+    score_BKQTC = _masked_scores(q_BKQTH, k_BKHC, mask_BTC, key_scale)
+    max_BKQT = jnp.max(score_BKQTC, axis=-1)
+    weight_BKQTC = jnp.exp(score_BKQTC - max_BKQT[..., None])
+    acc_BKQTH = einsum_f32("BKQTC,BKCH->BKQTH", (weight_BKQTC * value_scale).astype(v_BKCH.dtype), v_BKCH)
+    return OnlineSoftmax(max_BKQT, jnp.sum(weight_BKQTC, axis=-1), acc_BKQTH)
 
 
-def empty(q_BKGTH: Array) -> OnlineSoftmax:
+def empty(q_BKQTH: Array) -> OnlineSoftmax:
     """The softmax over no key: the neutral element of `combine`."""
-    zero_BKGT = jnp.zeros(q_BKGTH.shape[:-1], jnp.float32)
-    return OnlineSoftmax(zero_BKGT + NEG_INF, zero_BKGT, jnp.zeros(q_BKGTH.shape, jnp.float32))
+    zero_BKQT = jnp.zeros(q_BKQTH.shape[:-1], jnp.float32)
+    return OnlineSoftmax(zero_BKQT + NEG_INF, zero_BKQT, jnp.zeros(q_BKQTH.shape, jnp.float32))
 
 
 def combine(parts: Sequence[OnlineSoftmax]) -> OnlineSoftmax:
     """One softmax over the keys of all parts (Milakov & Gimelshein 2018, section 3)."""
     if len(parts) == 1:
         return parts[0]
-    max_BKGT = jnp.max(jnp.stack([part.max_BKGT for part in parts]), axis=0)
-    scales = [jnp.exp(part.max_BKGT - max_BKGT) for part in parts]
+    max_BKQT = jnp.max(jnp.stack([part.max_BKQT for part in parts]), axis=0)
+    scales = [jnp.exp(part.max_BKQT - max_BKQT) for part in parts]
     zero = jnp.zeros(())
     return OnlineSoftmax(
-        max_BKGT,
-        sum((scale * part.sum_BKGT for scale, part in zip(scales, parts, strict=True)), zero),
-        sum((scale[..., None] * part.acc_BKGTH for scale, part in zip(scales, parts, strict=True)), zero),
+        max_BKQT,
+        sum((scale * part.sum_BKQT for scale, part in zip(scales, parts, strict=True)), zero),
+        sum((scale[..., None] * part.acc_BKQTH for scale, part in zip(scales, parts, strict=True)), zero),
     )
 
 
 def normalize(softmax: OnlineSoftmax) -> Array:
-    """out_BKGTH, float32: the values averaged by the softmax."""
-    return softmax.acc_BKGTH / softmax.sum_BKGT[..., None]
+    """out_BKQTH, float32: the values averaged by the softmax."""
+    return softmax.acc_BKQTH / softmax.sum_BKQT[..., None]
 
 
 def normalized_softmax(out_BNTH: Array, logsumexp_BNT: Array, k_BKTH: Array) -> OnlineSoftmax:
     """The state of a softmax whose values are already averaged, from the log-sum-exp of each query's scores."""
-    max_BKGT = group_heads(logsumexp_BNT, k_BKTH)
-    return OnlineSoftmax(max_BKGT, jnp.ones_like(max_BKGT), group_heads(out_BNTH, k_BKTH).astype(jnp.float32))
+    max_BKQT = group_heads(logsumexp_BNT, k_BKTH)
+    return OnlineSoftmax(max_BKQT, jnp.ones_like(max_BKQT), group_heads(out_BNTH, k_BKTH).astype(jnp.float32))
 
 
 def group_heads(x_BNTH: Array, k_BKTH: Array) -> Array:
-    """x_BKGTH, or x_BKGT of x_BNT: the G = N / K query heads of each kv head together."""
+    """x_BKQTH, or x_BKQT of x_BNT: the Q = N / K query heads of each kv head together."""
     return x_BNTH.reshape(len(x_BNTH), k_BKTH.shape[1], -1, *x_BNTH.shape[2:])
 
 
-def self_attention(q_BKGTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Array) -> OnlineSoftmax:
+def self_attention(q_BKQTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Array) -> OnlineSoftmax:
     """Attention of each token to those of its segment up to itself."""
     T, k_BKHT = segment_BT.shape[1], jnp.swapaxes(k_BKTH, 2, 3)
     mask_BTT = jnp.tril(jnp.ones((T, T), bool)) & (segment_BT[:, :, None] == segment_BT[:, None, :])
@@ -285,7 +285,7 @@ def self_attention(q_BKGTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Arr
     block = T if T % block else block
     blocks = [
         partial_attention(
-            q_BKGTH[:, :, :, end - block : end],
+            q_BKQTH[:, :, :, end - block : end],
             k_BKHT[..., :end],
             v_BKTH[:, :, :end],
             mask_BTT[:, end - block : end, :end],
@@ -295,10 +295,10 @@ def self_attention(q_BKGTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Arr
     return OnlineSoftmax(*(jnp.concatenate(x, axis=3) for x in zip(*blocks, strict=True)))
 
 
-def _masked_scores(q_BKGTH: Array, k_BKHC: Array, mask_BTC: Array, scale: Array | float = 1.0) -> Array:
+def _masked_scores(q_BKQTH: Array, k_BKHC: Array, mask_BTC: Array, scale: Array | float = 1.0) -> Array:
     """Scaled q · k, float32; NEG_INF where masked."""
-    score_BKGTC = einsum_f32("BKGTH,BKHC->BKGTC", q_BKGTH, k_BKHC) * (q_BKGTH.shape[-1] ** -0.5 * scale)
-    return jnp.where(mask_BTC[:, None, None], score_BKGTC, NEG_INF)
+    score_BKQTC = einsum_f32("BKQTH,BKHC->BKQTC", q_BKQTH, k_BKHC) * (q_BKQTH.shape[-1] ** -0.5 * scale)
+    return jnp.where(mask_BTC[:, None, None], score_BKQTC, NEG_INF)
 
 
 def einsum_f32(subscripts: str, *operands: Array, **options: Any) -> Array:

@@ -52,52 +52,52 @@ class NewTokens(NamedTuple):
 
 
 def paged_attention(
-    q_AKGWH: Array, pools: Sequence[Array], layer: Array, page_table_AN: Array, length_A: Array
+    q_AKQWH: Array, pools: Sequence[Array], layer: Array, page_table_AI: Array, length_A: Array
 ) -> OnlineSoftmax:
     """Attention of A chunks of W queries over the first `length_A` entries of their contexts, in one layer.
 
     Values must be finite everywhere. The softmax of a chunk with length 0 has the maximum NEG_INF, so that
     `attention.combine` ignores it.
     """
-    where = (layer, page_table_AN, length_A, jnp.int32(0))
-    max_AKM1, sum_AKM1, acc_AKMH = _attention(q_AKGWH, pools, where, None)
-    shape = q_AKGWH.shape
+    where = (layer, page_table_AI, length_A, jnp.int32(0))
+    max_AKM1, sum_AKM1, acc_AKMH = _attention(q_AKQWH, pools, where, None)
+    shape = q_AKQWH.shape
     return OnlineSoftmax(max_AKM1.reshape(shape[:4]), sum_AKM1.reshape(shape[:4]), acc_AKMH.reshape(shape))
 
 
 def decode_attention(
     rotation: tuple[Array, Array],
-    q_AKG1H: Array,
+    q_AKQ1H: Array,
     new: Sequence[Array],
     pools: Sequence[Array],
     layer: Array,
     used: Array,
-    page_table_AN: Array,
+    page_table_AI: Array,
     length_A: Array,
 ) -> tuple[Array, Array, Array]:
-    """(out_AKG1H, k_AK1H, v_AK1H): as `paged_attention`, also over the decode buffer and the chunk's own token.
+    """(out_AKQ1H, k_AK1H, v_AK1H): as `paged_attention`, also over the decode buffer and the chunk's own token.
 
     `new`: k_AK1H and v_AK1H of the own token, k_LAKJH and v_LAKJH of the decode buffer. Of the decode buffer the first
     `used` entries are read. Queries and keys are rotated by (cos_A1h, sin_A1h) first, and values masked; the keys and
     values returned are those of the own token, as `kv_cache.mask_nonfinite_values`, `rope.apply_rope` and, in
     int8, `quantization.rounded` make them.
     """
-    where = (layer, page_table_AN, length_A, used)
-    out_AKMH, k_AK1H, v_AK1H = _attention(q_AKG1H, pools, where, NewTokens(*rotation, *new))
-    return out_AKMH.reshape(q_AKG1H.shape), k_AK1H, v_AK1H
+    where = (layer, page_table_AI, length_A, used)
+    out_AKMH, k_AK1H, v_AK1H = _attention(q_AKQ1H, pools, where, NewTokens(*rotation, *new))
+    return out_AKMH.reshape(q_AKQ1H.shape), k_AK1H, v_AK1H
 
 
 def _attention(
-    q_AKGWH: Array, pools: Sequence[Array], where: tuple[Array, Array, Array, Array], new: NewTokens | None
+    q_AKQWH: Array, pools: Sequence[Array], where: tuple[Array, Array, Array, Array], new: NewTokens | None
 ) -> list[Array]:
-    layer, page_table_AN, length_A, used = where
-    A, K, G, W, H = q_AKGWH.shape
-    N, E, M = page_table_AN.shape[1], pools[0].shape[4], G * W
+    layer, page_table_AI, length_A, used = where
+    A, K, Q, W, H = q_AKQWH.shape
+    context_pages, E, M = page_table_AI.shape[1], pools[0].shape[4], Q * W
     pools = [pools[0], _as_stored(pools[1], H), *pools[2:]]
     limit = max(1, min(GROUP_HEADS // K, GROUP_QUERIES // M))
     R = next(rows for rows in range(limit, 0, -1) if A % rows == 0)
-    block_pages = max(1, min(BLOCK_ENTRIES // E, N))
-    scalars = (jnp.stack([layer, used]), page_table_AN.reshape(-1), length_A)
+    block_pages = max(1, min(BLOCK_ENTRIES // E, context_pages))
+    scalars = (jnp.stack([layer, used]), page_table_AI.reshape(-1), length_A)
 
     def rows(*shape: int) -> pl.BlockSpec:
         return pl.BlockSpec((R, *shape), lambda group, *_: (group, *[0] * len(shape)))
@@ -110,9 +110,9 @@ def _attention(
     else:
         own, buffer = rows(K, 1, H), rows_of_layer(K, new.k_RKJH.shape[3], H)
         new_specs = NewTokens(rows(1, H // 2), rows(1, H // 2), own, own, buffer, buffer)
-        results, dtype = [(M, H), (1, H), (1, H)], q_AKGWH.dtype
+        results, dtype = [(M, H), (1, H), (1, H)], q_AKQWH.dtype
     (out,) = pl.pallas_call(
-        partial(_attention_kernel, N=N, block_pages=block_pages),
+        partial(_attention_kernel, context_pages=context_pages, block_pages=block_pages),
         out_shape=([jax.ShapeDtypeStruct((A, K, *shape), dtype) for shape in results],),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
@@ -122,20 +122,20 @@ def _attention(
             scratch_shapes=[
                 [pltpu.VMEM((2, R, block_pages, *pool.shape[2:]), pool.dtype) for pool in pools],
                 *[pltpu.VMEM((R, K, M, size), jnp.float32) for size in (1, 1, H)],
-                pltpu.VMEM((R, K, M, H), q_AKGWH.dtype),
+                pltpu.VMEM((R, K, M, H), q_AKQWH.dtype),
                 pltpu.SMEM((1,), jnp.int32),
                 pltpu.SemaphoreType.DMA((2,)),
             ],
         ),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_BYTES),
         name="paged_attention" if new is None else "decode_attention",
-    )(*scalars, q_AKGWH.reshape(A, K, M, H), pools, new)
+    )(*scalars, q_AKQWH.reshape(A, K, M, H), pools, new)
     return out
 
 
 def _attention_kernel(
     at_2: Any,  # the layer, and the entries of the decode buffer
-    page_table: Any,  # the rows of page_table_AN, one after the other
+    page_table: Any,  # the rows of page_table_AI, one after the other
     length_A: Any,
     q_RKMH: Any,
     pools: Sequence[Any],  # values [E, H] or [H, E], see `_as_stored`
@@ -149,7 +149,7 @@ def _attention_kernel(
     buffer_1: Any,
     copied_2: Any,
     *,
-    N: int,
+    context_pages: int,
     block_pages: int,
 ):
     R, _, _, H = q_RKMH.shape
@@ -175,7 +175,7 @@ def _attention_kernel(
 
             @pl.when(number * E < length_A[chunk])
             def _():
-                source = at_2[0], page_table[chunk * N + number]
+                source = at_2[0], page_table[chunk * context_pages + number]
                 for pool, copied in zip(pools, buffers, strict=True):
                     act(pltpu.make_async_copy(pool.at[source], copied.at[buffer, r, page], copied_2.at[buffer]))
 
@@ -280,7 +280,7 @@ def _rotate(x_KMH: Array, cos_MH: Array, sin_MH: Array) -> Array:
 
 
 def append_to_pages(
-    pools: tuple[Array, ...], new: tuple[Array, ...], page_table_AN: Array, start_A: Array, added_A: Array
+    pools: tuple[Array, ...], new: tuple[Array, ...], page_table_AI: Array, start_A: Array, added_A: Array
 ) -> tuple[Array, ...]:
     """The pools, updated in place: the first `added_A` tokens of each chunk become entries start, start + 1, ...
 
@@ -293,9 +293,9 @@ def append_to_pages(
     new = (*new[:2], *(jnp.swapaxes(x_LAKW2, 3, 4) for x_LAKW2 in new[2:]))
     stored = [pools[0], _as_stored(pools[1], H), *pools[2:]]
     chunks = [pl.BlockSpec((x.shape[0], None, *x.shape[2:]), lambda chunk, *_: (0, chunk, 0, 0, 0)) for x in new]
-    scalars = (page_table_AN.reshape(-1), start_A, added_A)
+    scalars = (page_table_AI.reshape(-1), start_A, added_A)
     k_LPKHE, v_LPK, *scales = pl.pallas_call(
-        partial(_append_kernel, N=page_table_AN.shape[1]),
+        partial(_append_kernel, context_pages=page_table_AI.shape[1]),
         out_shape=[[jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in stored]],
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
@@ -315,7 +315,7 @@ def append_to_pages(
 
 
 def _append_kernel(
-    page_table: Any,  # the rows of page_table_AN, one after the other
+    page_table: Any,  # the rows of page_table_AI, one after the other
     start_A: Any,
     added_A: Any,
     new: Sequence[Any],
@@ -324,7 +324,7 @@ def _append_kernel(
     pages: Sequence[Any],
     copied: Any,
     *,
-    N: int,
+    context_pages: int,
 ):
     (L, _, W, H), E = new[0].shape, pages[0].shape[3]
     chunk = pl.program_id(0)
@@ -332,7 +332,7 @@ def _append_kernel(
     first = start // E
 
     def write_page(reached: Any, _: None) -> None:
-        page, offset = page_table[chunk * N + first + reached], start - (first + reached) * E
+        page, offset = page_table[chunk * context_pages + first + reached], start - (first + reached) * E
         places = [(pool.at[:, page], x, copied.at[i]) for i, (pool, x) in enumerate(zip(pools, pages, strict=True))]
         _copy_all([pltpu.make_async_copy(*place) for place in places])
 
@@ -376,7 +376,7 @@ def _append_kernel(
         _copy_all([pltpu.make_async_copy(x, pool, copied) for pool, x, copied in places])
 
     reach = jnp.where(added > 0, (start + added - 1) // E - first + 1, 0)
-    jax.lax.fori_loop(0, jnp.minimum(reach, N - first), write_page, None)
+    jax.lax.fori_loop(0, jnp.minimum(reach, context_pages - first), write_page, None)
 
 
 def _place(subscripts: str, new_KWH: Array, place: Array) -> Array:

@@ -63,12 +63,12 @@ def _splash(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible, *, wi
 
         def row_attention(q_NTH: Array, k_KTH: Array, v_KTH: Array, offset_T: Array, prefix: Array) -> Any:
             # The kernel calls the mask function with one integer per query, which need not be the query's index.
-            query_T, needed_QC = mask.pack(offset_T, prefix), _needed_blocks(offset_T, prefix, block)
+            query_T, needed_XC = mask.pack(offset_T, prefix), _needed_blocks(offset_T, prefix, block)
             forward, backward = causal.fwd_mask_info, causal.dkv_mask_info
             assert backward is not None and causal.dq_mask_info is None  # as with the fused backward kernel
             infos = [
-                info._replace(q_sequence=query_T, block_mask=needed_QC[None].astype(jnp.int32), data_next=next_QC[None])
-                for info, next_QC in ((forward, _next_needed(needed_QC)), (backward, _next_needed(needed_QC.T).T))
+                info._replace(q_sequence=query_T, block_mask=needed_XC[None].astype(jnp.int32), data_next=next_XC[None])
+                for info, next_XC in ((forward, _next_needed(needed_XC)), (backward, _next_needed(needed_XC.T).T))
             ]
             kernel = splash.SplashAttentionKernel(infos[0], None, infos[1], **causal.kwargs | {"mask_function": mask})
             result = kernel(q_NTH, k_KTH, v_KTH)
@@ -129,14 +129,14 @@ class PackedMask:
 
 
 def _needed_blocks(offset_T: Array, prefix: Array, block: int) -> Array:
-    """needed_QC, bool: whether some query of block Q sees a key of block C."""
-    first_own_Q1 = jnp.min((offset_T + prefix).reshape(-1, block), axis=1, keepdims=True) // block
-    Q1, C = jnp.arange(len(first_own_Q1))[:, None], jnp.arange(len(first_own_Q1))
-    return (C <= Q1) & ((first_own_Q1 <= C) | (C * block < prefix))
+    """needed_XC, bool: whether some query of block X sees a key of block C."""
+    first_own_X1 = jnp.min((offset_T + prefix).reshape(-1, block), axis=1, keepdims=True) // block
+    X1, C = jnp.arange(len(first_own_X1))[:, None], jnp.arange(len(first_own_X1))
+    return (C <= X1) & ((first_own_X1 <= C) | (C * block < prefix))
 
 
-def _next_needed(needed_QC: Array) -> Array:
-    """next_QC, int32: the C of the next needed block in memory order, from each block on; the kernel fetches it."""
-    index_QC = jnp.arange(needed_QC.size, dtype=jnp.int32).reshape(needed_QC.shape)
-    next_I = jax.lax.cummin(jnp.where(needed_QC, index_QC, index_QC[-1, -1]).ravel(), reverse=True)
-    return next_I.reshape(needed_QC.shape) % needed_QC.shape[1]
+def _next_needed(needed_XC: Array) -> Array:
+    """next_XC, int32: the C of the next needed block in memory order, from each block on; the kernel fetches it."""
+    index_XC = jnp.arange(needed_XC.size, dtype=jnp.int32).reshape(needed_XC.shape)
+    next_X = jax.lax.cummin(jnp.where(needed_XC, index_XC, index_XC[-1, -1]).ravel(), reverse=True)
+    return next_X.reshape(needed_XC.shape) % needed_XC.shape[1]

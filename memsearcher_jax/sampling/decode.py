@@ -29,7 +29,7 @@ class Decode:
     temperature_A: HostArray  # float32
     top_k_A: HostArray  # int32
     top_p_A: HostArray  # float32
-    page_table_AN: HostArray  # int32: with room for the new tokens
+    page_table_AI: HostArray  # int32: with room for the new tokens
 
 
 class _Loop(NamedTuple):
@@ -75,7 +75,7 @@ def decode(
     """
     cached_A = call.length_A - 1
     A = call.length_A.shape[0]
-    view = CacheView.of(cache, call.page_table_AN, cached_A, cached_A)
+    view = CacheView.of(cache, call.page_table_AI, cached_A, cached_A)
 
     def context_key(stream_2: Array) -> Array:
         trajectory_key = jax.random.fold_in(root_key, stream_2[0])

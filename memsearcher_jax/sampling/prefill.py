@@ -23,7 +23,7 @@ class Prefill:
     ids_BT: HostArray  # int32
     position_BT: HostArray  # int32
     segment_BT: HostArray  # int32: one number for each context; 0 is padding
-    page_table_AN: HostArray  # int32: the pages of each chunk's context
+    page_table_AI: HostArray  # int32: the pages of each chunk's context
     start_A: HostArray  # int32: position of the chunk's first token
     length_A: HostArray  # int32: tokens of the chunk's context that were cached before this call
 
@@ -38,7 +38,7 @@ class CopyPages:
 
 
 def prefill(model: ModelConfig, cache: Cache, params: Params, call: Prefill) -> Cache:
-    view = CacheView.of(cache, call.page_table_AN, call.start_A, call.length_A)
+    view = CacheView.of(cache, call.page_table_AI, call.start_A, call.length_A)
     _, after = qwen.forward(params, model, call.ids_BT, call.position_BT, call.segment_BT, view, output="hidden")
     assert isinstance(after, Cache)  # what `CacheView.append` returns
     return after

@@ -266,7 +266,7 @@ class Scheduler:
         A = self._group_size * rows
         ids_AW, segment_AW = np.zeros((2, A, size), np.int32)
         start_A, length_A = np.zeros((2, A), np.int32)
-        page_table_AN = np.zeros((A, self.settings.context_pages), np.int32)
+        page_table_AI = np.zeros((A, self.settings.context_pages), np.int32)
         for replica, row_chunks in enumerate(chunks):
             for row, chunk in enumerate(row_chunks, start=replica * rows):
                 context = chunk.context
@@ -274,14 +274,14 @@ class Scheduler:
                 segment_AW[row, : chunk.tokens] = context.slot + 1
                 start_A[row] = chunk.start
                 length_A[row] = chunk.cached
-                page_table_AN[row, : len(context.pages)] = context.pages
+                page_table_AI[row, : len(context.pages)] = context.pages
         position_AW = start_A[:, None] + np.arange(size, dtype=np.int32)
         B = self._group_size
         return Prefill(
             ids_BT=ids_AW.reshape(B, width),
             position_BT=position_AW.reshape(B, width),
             segment_BT=segment_AW.reshape(B, width),
-            page_table_AN=page_table_AN,
+            page_table_AI=page_table_AI,
             start_A=start_A,
             length_A=length_A,
         )
@@ -293,7 +293,7 @@ class Scheduler:
         length_A = np.ones(A, np.int32)
         temperature_A, top_p_A = np.ones((2, A), np.float32)
         rng_stream_A2 = np.zeros((A, 2), np.uint32)
-        page_table_AN = np.zeros((A, self.settings.context_pages), np.int32)
+        page_table_AI = np.zeros((A, self.settings.context_pages), np.int32)
         for row, context in contexts.items():
             token_A[row] = context.ids_C[context.length - 1]
             length_A[row] = context.length
@@ -303,8 +303,8 @@ class Scheduler:
             temperature_A[row] = params.temperature if params.temperature >= LEAST_TEMPERATURE else 0.0
             top_k_A[row] = params.top_k
             top_p_A[row] = max(params.top_p, LEAST_TOP_P)
-            page_table_AN[row, : len(context.pages)] = context.pages
-        return Decode(token_A, length_A, remaining_A, rng_stream_A2, temperature_A, top_k_A, top_p_A, page_table_AN)
+            page_table_AI[row, : len(context.pages)] = context.pages
+        return Decode(token_A, length_A, remaining_A, rng_stream_A2, temperature_A, top_k_A, top_p_A, page_table_AI)
 
     def _group(self, group: int) -> list[Replica]:
         return self._replicas[group * self._group_size :][: self._group_size]

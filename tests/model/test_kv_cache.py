@@ -25,18 +25,18 @@ class Rows:
     """A cache with a context for each row of a batch; its pages are in random order."""
 
     cache: Cache
-    table_BN: np.ndarray
+    table_BI: np.ndarray
     length_B: np.ndarray
 
     @classmethod
     def empty(cls, config, rows, capacity, page_tokens, int8=False):
         pages = -(-capacity // page_tokens)
-        table_BN = np.random.default_rng(0).permutation(rows * pages).reshape(rows, pages).astype(np.int32)
-        return cls(Cache.empty(config, rows * pages, page_tokens, int8=int8), table_BN, np.zeros(rows, np.int32))
+        table_BI = np.random.default_rng(0).permutation(rows * pages).reshape(rows, pages).astype(np.int32)
+        return cls(Cache.empty(config, rows * pages, page_tokens, int8=int8), table_BI, np.zeros(rows, np.int32))
 
     def entries(self, row, count=None):
         """The first keys and values of a row, as [L, K, H, C] and [L, K, C, H]."""
-        k_LNKHE, v_LNKEH = (np.asarray(x)[:, self.table_BN[row]] for x in (self.cache.k_LPKHE, self.cache.v_LPKEH))
+        k_LNKHE, v_LNKEH = (np.asarray(x)[:, self.table_BI[row]] for x in (self.cache.k_LPKHE, self.cache.v_LPKEH))
         k_LKHC, v_LKCH = np.concatenate(np.moveaxis(k_LNKHE, 1, 0), -1), np.concatenate(np.moveaxis(v_LNKEH, 1, 0), -2)
         return k_LKHC[..., :count], v_LKCH[..., :count, :]
 
@@ -49,7 +49,7 @@ def feed(forward):
         real_B = np.full(B, width) if real_B is None else np.asarray(real_B)
         position_BT = rows.length_B[:, None] + np.arange(width)
         segment_BT = (np.arange(width) < real_B[:, None]).astype(np.int32)
-        view = view_of(rows.cache, rows.table_BN, *[rows.length_B] * 2)
+        view = view_of(rows.cache, rows.table_BI, *[rows.length_B] * 2)
         logits_BTV, rows.cache = forward(params, config, ids_BT, position_BT, segment_BT, view)
         rows.length_B = rows.length_B + real_B.astype(np.int32)
         return np.asarray(logits_BTV)
@@ -136,7 +136,7 @@ def test_append_writes_the_real_tokens_and_nothing_else(width, page_tokens, base
     new = [rng.standard_normal((L, len(cases), K, width, H)).astype(np.float32) for _ in range(2)]
     length_B, real_B = (np.array(x, np.int32) for x in zip(*cases, strict=True))
     segment_BT = (np.arange(width) < real_B[:, None]).astype(np.int32)
-    view = view_of(rows.cache, rows.table_BN, *[length_B] * 2)
+    view = view_of(rows.cache, rows.table_BI, *[length_B] * 2)
     written = replace(rows, cache=jax.jit(CacheView.append)(view, *map(jnp.asarray, new), jnp.asarray(segment_BT)))
     for row, (length, real) in enumerate(cases):
         (k_LKHC, v_LKCH), end = rows.entries(row), min(length + real, capacity)
@@ -152,11 +152,11 @@ def test_the_cache_is_updated_in_place(base, make_params, forward):
     params, rows = make_params(base), Rows.empty(base, 4, 4096, 256)
     cache_bytes = rows.cache.k_LPKHE.nbytes + rows.cache.v_LPKEH.nbytes
 
-    def step(cache, table_BN, length_B, ids_B1):
-        view = CacheView.of(cache, table_BN, length_B, length_B)
+    def step(cache, table_BI, length_B, ids_B1):
+        view = CacheView.of(cache, table_BI, length_B, length_B)
         return forward(params, base, ids_B1, length_B[:, None], jnp.ones_like(ids_B1), view)
 
-    arguments = (rows.cache, rows.table_BN, rows.length_B, np.ones((4, 1), np.int32))
+    arguments = (rows.cache, rows.table_BI, rows.length_B, np.ones((4, 1), np.int32))
     memory = jax.jit(step, donate_argnums=0).lower(*arguments).compile().memory_analysis()
     assert memory.alias_size_in_bytes >= cache_bytes
     assert memory.temp_size_in_bytes < cache_bytes / 2
@@ -171,26 +171,26 @@ def test_bits_are_those_of_the_values(dtype):
     assert np.array_equal(np.asarray(from_bits(stored)).view(np.uint8), np.asarray(values).view(np.uint8))
 
 
-def block_of(contexts, table_BN, order, chunks):
+def block_of(contexts, table_BI, order, chunks):
     """(ids, position, segment) of the new tokens of these contexts, split into chunks in one row; (table, start, read)
     of each chunk."""
     tokens_AW, segment_AW = np.zeros((2, chunks, WIDTH), np.int32)
     start_A, length_A = np.zeros((2, chunks), np.int32)
-    table_AN = np.zeros((chunks, table_BN.shape[1]), np.int32)
+    table_AI = np.zeros((chunks, table_BI.shape[1]), np.int32)
     starts = [(number, at) for number in order for at in range(HELD[number], HELD[number] + NEW[number], WIDTH)]
     for chunk, (number, at) in enumerate(starts):
         text = contexts[number][at : at + WIDTH]
         tokens_AW[chunk, : len(text)], segment_AW[chunk, : len(text)] = text, number + 1
-        start_A[chunk], length_A[chunk], table_AN[chunk] = at, HELD[number], table_BN[number]
+        start_A[chunk], length_A[chunk], table_AI[chunk] = at, HELD[number], table_BI[number]
     position_AW = start_A[:, None] + np.arange(WIDTH, dtype=np.int32)
-    return [x.reshape(1, -1) for x in (tokens_AW, position_AW, segment_AW)], (table_AN, start_A, length_A)
+    return [x.reshape(1, -1) for x in (tokens_AW, position_AW, segment_AW)], (table_AI, start_A, length_A)
 
 
 def test_chunks_attend_to_their_context_and_to_each_other(base, make_params, forward, fill, contexts):
     """Wider than a query block, longer than a page, with unused chunks at the end."""
     params, rows = make_params(base), Rows.empty(base, 4, 900, 128)
     fill(params, base, rows, [ids_T[:held] for ids_T, held in zip(contexts, HELD, strict=True)])
-    (ids_1T, position_1T, segment_1T), chunks = block_of(contexts, rows.table_BN, (3, 1, 0, 2), chunks=8)
+    (ids_1T, position_1T, segment_1T), chunks = block_of(contexts, rows.table_BI, (3, 1, 0, 2), chunks=8)
     assert ids_1T.shape[1] > 2 * attention.QUERY_BLOCK
     view = view_of(rows.cache, *chunks)
     logits_1TV, rows.cache = forward(params, base, ids_1T, position_1T, segment_1T, view)
@@ -234,23 +234,23 @@ def test_copied_pages_are_equal_and_the_others_unchanged(int8, base):
 def test_paged_attention_is_that_of_the_named_pages(shared, rows_together, monkeypatch):
     monkeypatch.setattr(kv_cache, "MAX_ROWS_TOGETHER", rows_together)
     rng = np.random.default_rng(0)
-    L, A, N, K, G, W, H, E = 2, 6, 3, 2, 2, 4, 8, 16
-    q_AKGWH = rng.standard_normal((A, K, G, W, H)).astype(np.float32)
-    k_LPKHE = rng.standard_normal((L, A * N, K, H, E)).astype(np.float32)
-    v_LPKEH = rng.standard_normal((L, A * N, K, E, H)).astype(np.float32)
-    table_AN = rng.permutation(A * N).reshape(A, N)
-    table_AN[:, :shared] = table_AN[0, :shared]
+    L, A, context_pages, K, Q, W, H, E = 2, 6, 3, 2, 2, 4, 8, 16
+    q_AKQWH = rng.standard_normal((A, K, Q, W, H)).astype(np.float32)
+    k_LPKHE = rng.standard_normal((L, A * context_pages, K, H, E)).astype(np.float32)
+    v_LPKEH = rng.standard_normal((L, A * context_pages, K, E, H)).astype(np.float32)
+    table_AI = rng.permutation(A * context_pages).reshape(A, context_pages)
+    table_AI[:, :shared] = table_AI[0, :shared]
     length_A = np.array([40, 0, 48, 1, 17, 16], np.int32)
     attend = jax.jit(lambda *arguments: attention.normalize(kv_cache.paged_attention(*arguments)))
-    out_AKGWH = np.asarray(attend(q_AKGWH, (k_LPKHE, v_LPKEH), np.int32(1), table_AN, length_A, np.int32(shared)))
+    out_AKQWH = np.asarray(attend(q_AKQWH, (k_LPKHE, v_LPKEH), np.int32(1), table_AI, length_A, np.int32(shared)))
     for chunk, length in enumerate(length_A):
         if length:
-            k_KHC = np.concatenate(list(k_LPKHE[1, table_AN[chunk]]), axis=-1)[..., :length]
-            v_KCH = np.concatenate(list(v_LPKEH[1, table_AN[chunk]]), axis=-2)[:, :length]
-            score_KGWC = np.einsum("KGWH,KHC->KGWC", q_AKGWH[chunk], k_KHC) * H**-0.5
-            weight_KGWC = np.exp(score_KGWC - score_KGWC.max(-1, keepdims=True))
-            expected_KGWH = np.einsum("KGWC,KCH->KGWH", weight_KGWC / weight_KGWC.sum(-1, keepdims=True), v_KCH)
-            np.testing.assert_allclose(out_AKGWH[chunk], expected_KGWH, atol=1e-5)
+            k_KHC = np.concatenate(list(k_LPKHE[1, table_AI[chunk]]), axis=-1)[..., :length]
+            v_KCH = np.concatenate(list(v_LPKEH[1, table_AI[chunk]]), axis=-2)[:, :length]
+            score_KQWC = np.einsum("KQWH,KHC->KQWC", q_AKQWH[chunk], k_KHC) * H**-0.5
+            weight_KQWC = np.exp(score_KQWC - score_KQWC.max(-1, keepdims=True))
+            expected_KQWH = np.einsum("KQWC,KCH->KQWH", weight_KQWC / weight_KQWC.sum(-1, keepdims=True), v_KCH)
+            np.testing.assert_allclose(out_AKQWH[chunk], expected_KQWH, atol=1e-5)
 
 
 @pytest.mark.parametrize("int8", [False, True])
@@ -261,20 +261,20 @@ def test_the_kernels_fill_and_read_the_cache_as_xla_does(platform, int8, base, m
     base = replace(base, head_size=16, layers=2)
     params, rows = make_params(base), Rows.empty(base, 3, 64, 16, int8)
     ids_BT, _, _ = make_rows(base, 3, 40)
-    table_BN, real_B = jnp.asarray(rows.table_BN), np.array([19, 5, 0])
+    table_BI, real_B = jnp.asarray(rows.table_BI), np.array([19, 5, 0])
 
     def run(cache: Cache, params: dict):
         @jax.jit
         def prefill(cache, ids_BT, length_B):
             segment_BT = (jnp.arange(19) < real_B[:, None]).astype(jnp.int32)
-            position_BT, view = length_B[:, None] + jnp.arange(19), CacheView.of(cache, table_BN, length_B, length_B)
+            position_BT, view = length_B[:, None] + jnp.arange(19), CacheView.of(cache, table_BI, length_B, length_B)
             hidden, cache = qwen.forward(params, base, ids_BT, position_BT, segment_BT, view, output="hidden")
             return jnp.where(segment_BT[..., None] > 0, hidden, 0), cache
 
         @jax.jit
         def decode(cache, buffer, ids_B1, length_B, token):
             position_B1, segment_B1 = length_B[:, None] + token, jnp.ones((3, 1), jnp.int32)
-            view = DecodeCache(CacheView.of(cache, table_BN, length_B, length_B), buffer)
+            view = DecodeCache(CacheView.of(cache, table_BI, length_B, length_B), buffer)
             return qwen.forward(params, base, ids_B1, position_B1, segment_B1, view, output="hidden")
 
         outputs, buffer = [], DecodeBuffer.empty(base, 3, 4)

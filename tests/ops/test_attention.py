@@ -142,7 +142,7 @@ def test_the_kernel_within_segments_can_be_combined_with_other_keys():
     real_T = np.flatnonzero(segment_BT[0])
 
     def of_real(softmax):
-        values = normalize(softmax), softmax.max_BKGT + jnp.log(softmax.sum_BKGT)
+        values = normalize(softmax), softmax.max_BKQT + jnp.log(softmax.sum_BKQT)
         return [jnp.take(value, real_T, axis=3) for value in values]
 
     def plain(q, k, v, segment_BT):

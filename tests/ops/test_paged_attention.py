@@ -40,29 +40,29 @@ def random():
 
 def page_table(chunks: int) -> np.ndarray:
     """Random pages; the chunks 1 and 2 share their first two, and pages that are not read have no valid number."""
-    table_AN = np.random.default_rng(1).permutation(chunks * PAGES_PER_CHUNK).reshape(chunks, -1).astype(np.int32)
-    table_AN[2, :2] = table_AN[1, :2]
-    return table_AN
+    table_AI = np.random.default_rng(1).permutation(chunks * PAGES_PER_CHUNK).reshape(chunks, -1).astype(np.int32)
+    table_AI[2, :2] = table_AI[1, :2]
+    return table_AI
 
 
 @jax.jit
-def attention_to_pages(q_AKGWH, k_LPKHE, v_LPKEH, page_table_AN, length_A):
+def attention_to_pages(q_AKQWH, k_LPKHE, v_LPKEH, page_table_AI, length_A):
     """The softmax over the entries, gathered."""
-    A, K, _, W, H = q_AKGWH.shape
-    k_AKHC = jnp.moveaxis(k_LPKHE[LAYER][page_table_AN], 1, 3).reshape(A, K, H, -1)
-    v_AKCH = jnp.moveaxis(v_LPKEH[LAYER][page_table_AN], 1, 2).reshape(A, K, -1, H)
+    A, K, _, W, H = q_AKQWH.shape
+    k_AKHC = jnp.moveaxis(k_LPKHE[LAYER][page_table_AI], 1, 3).reshape(A, K, H, -1)
+    v_AKCH = jnp.moveaxis(v_LPKEH[LAYER][page_table_AI], 1, 2).reshape(A, K, -1, H)
     mask_AWC = jnp.arange(k_AKHC.shape[3]) < jnp.broadcast_to(length_A[:, None, None], (A, W, 1))
-    return partial_attention(q_AKGWH, k_AKHC, v_AKCH, mask_AWC)
+    return partial_attention(q_AKQWH, k_AKHC, v_AKCH, mask_AWC)
 
 
 @jax.jit
-def attention_to_others_too(softmax, q_AKGWH, k_AKHC, v_AKCH):
-    mask_AWC = jnp.ones((*q_AKGWH.shape[:1], q_AKGWH.shape[3], k_AKHC.shape[3]), bool)
-    return normalize(combine([softmax, partial_attention(q_AKGWH, k_AKHC, v_AKCH, mask_AWC)]))
+def attention_to_others_too(softmax, q_AKQWH, k_AKHC, v_AKCH):
+    mask_AWC = jnp.ones((*q_AKQWH.shape[:1], q_AKQWH.shape[3], k_AKHC.shape[3]), bool)
+    return normalize(combine([softmax, partial_attention(q_AKQWH, k_AKHC, v_AKCH, mask_AWC)]))
 
 
-def with_unread_pages_unknown(page_table_AN, length_A):
-    return np.where(np.arange(PAGES_PER_CHUNK) * PAGE < length_A[:, None], page_table_AN, 10**6)
+def with_unread_pages_unknown(page_table_AI, length_A):
+    return np.where(np.arange(PAGES_PER_CHUNK) * PAGE < length_A[:, None], page_table_AI, 10**6)
 
 
 def pools(random, chunks, K, H):
@@ -84,20 +84,20 @@ def in_int8(keys, values):
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.usefixtures("interpreted")
 def test_attention_reads_the_pages_of_each_chunk(heads, lengths, int8, random, attention):
-    (K, G, H), A, W = heads, len(lengths), 3
-    q_AKGWH, pool, table_AN, length_A = random(A, K, G, W, H), pools(random, A, K, H), page_table(A), np.array(lengths)
+    (K, Q, H), A, W = heads, len(lengths), 3
+    q_AKQWH, pool, table_AI, length_A = random(A, K, Q, W, H), pools(random, A, K, H), page_table(A), np.array(lengths)
     stored, pool = in_int8(*pool) if int8 else (pool, pool)
-    expected = attention_to_pages(q_AKGWH, *pool, table_AN, length_A)
-    table_AN = with_unread_pages_unknown(table_AN, length_A)
-    softmax = attention(q_AKGWH, stored, jnp.int32(LAYER), table_AN, length_A)
+    expected = attention_to_pages(q_AKQWH, *pool, table_AI, length_A)
+    table_AI = with_unread_pages_unknown(table_AI, length_A)
+    softmax = attention(q_AKQWH, stored, jnp.int32(LAYER), table_AI, length_A)
     some = length_A > 0
-    for field, atol in (("max_BKGT", 1e-5), ("sum_BKGT", 0), ("acc_BKGTH", 1e-5)):
+    for field, atol in (("max_BKQT", 1e-5), ("sum_BKQT", 0), ("acc_BKQTH", 1e-5)):
         actual, plain = (np.asarray(getattr(x, field))[some] for x in (softmax, expected))
         np.testing.assert_allclose(actual, plain, rtol=1e-4, atol=atol)
 
     # Combined with other keys, a chunk without entries has no weight.
     keys = random(A, K, H, 4), random(A, K, 4, H)
-    outputs = [attention_to_others_too(one, q_AKGWH, *keys) for one in (softmax, expected)]
+    outputs = [attention_to_others_too(one, q_AKQWH, *keys) for one in (softmax, expected)]
     np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
 
 
@@ -105,9 +105,9 @@ def test_attention_reads_the_pages_of_each_chunk(heads, lengths, int8, random, a
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 @pytest.mark.usefixtures("interpreted")
 def test_decoding_also_reads_the_decode_buffer_and_its_own_token(heads, int8, random):
-    (K, G, H), lengths, J, used = heads, LENGTHS["ragged"], 4, 3
+    (K, Q, H), lengths, J, used = heads, LENGTHS["ragged"], 4, 3
     A, length_A = len(lengths), np.array(lengths)
-    q_AKG1H, pool, table_AN = random(A, K, G, 1, H), pools(random, A, K, H), page_table(A)
+    q_AKQ1H, pool, table_AI = random(A, K, Q, 1, H), pools(random, A, K, H), page_table(A)
     own, buffer = (random(A, K, 1, H), random(A, K, 1, H)), (random(LAYERS, A, K, J, H), random(LAYERS, A, K, J, H))
     own[1][2, :, 0, 0] = np.inf
     rotation = jax.jit(rope_rotation, static_argnums=(1, 2))(length_A[:, None], H, 10_000.0)
@@ -122,15 +122,15 @@ def test_decoding_also_reads_the_decode_buffer_and_its_own_token(heads, int8, ra
         np.concatenate([old[LAYER, :, :, :used], new], axis=2)
         for old, new in zip(buffer, (k_AK1H, v_AK1H), strict=True)
     )
-    rotated_AKG1H = rotate(q_AKG1H.reshape(A, K * G, 1, H), rotation).reshape(q_AKG1H.shape)
-    cached = attention_to_pages(rotated_AKG1H, *pool, table_AN, length_A)
-    expected_AKG1H = attention_to_others_too(cached, rotated_AKG1H, np.swapaxes(k_AKCH, 2, 3), v_AKCH)
+    rotated_AKQ1H = rotate(q_AKQ1H.reshape(A, K * Q, 1, H), rotation).reshape(q_AKQ1H.shape)
+    cached = attention_to_pages(rotated_AKQ1H, *pool, table_AI, length_A)
+    expected_AKQ1H = attention_to_others_too(cached, rotated_AKQ1H, np.swapaxes(k_AKCH, 2, 3), v_AKCH)
 
-    where = (jnp.int32(LAYER), jnp.int32(used), with_unread_pages_unknown(table_AN, length_A), length_A)
-    out_AKG1H, *new = jax.jit(kernels.decode_attention)(rotation, q_AKG1H, (*own, *buffer), stored, *where)
-    out_AKG1H = np.asarray(out_AKG1H)
-    np.testing.assert_allclose(out_AKG1H, expected_AKG1H, rtol=1e-4, atol=1e-5)
-    assert np.isnan(out_AKG1H[2]).all() and np.isnan(out_AKG1H).sum() == K * G * H
+    where = (jnp.int32(LAYER), jnp.int32(used), with_unread_pages_unknown(table_AI, length_A), length_A)
+    out_AKQ1H, *new = jax.jit(kernels.decode_attention)(rotation, q_AKQ1H, (*own, *buffer), stored, *where)
+    out_AKQ1H = np.asarray(out_AKQ1H)
+    np.testing.assert_allclose(out_AKQ1H, expected_AKQ1H, rtol=1e-4, atol=1e-5)
+    assert np.isnan(out_AKQ1H[2]).all() and np.isnan(out_AKQ1H).sum() == K * Q * H
     np.testing.assert_allclose(new[0], k_AK1H, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(new[1], v_AK1H, rtol=1e-6 * int8)
 
@@ -146,19 +146,19 @@ def test_chunks_are_appended_exactly_and_nothing_else_changes(K, H, W, starts, a
     A = len(starts)
     pool, new = pools(random, A, K, H), [random(LAYERS, A, K, W, H), random(LAYERS, A, K, W, H)]
     new[0][:, 0, :, 1] = np.nan
-    table_AN = page_table(A)
-    table_AN[2, :2], table_AN[1] = (10, 11), table_AN[0]
+    table_AI = page_table(A)
+    table_AI[2, :2], table_AI[1] = (10, 11), table_AI[0]
     if int8:
         pool, new = in_int8(*pool)[0], in_int8(*new)[0]
     k_LPKHE, v_LPKEH, *scales = map(np.array, pool)
     for chunk in range(A):
         for token in range(added[chunk]):
             page, entry = divmod(starts[chunk] + token, PAGE)
-            k_LPKHE[:, table_AN[chunk, page], :, :, entry] = new[0][:, chunk, :, token]
-            v_LPKEH[:, table_AN[chunk, page], :, entry] = new[1][:, chunk, :, token]
+            k_LPKHE[:, table_AI[chunk, page], :, :, entry] = new[0][:, chunk, :, token]
+            v_LPKEH[:, table_AI[chunk, page], :, entry] = new[1][:, chunk, :, token]
             for scale_LPK2E in scales:
-                scale_LPK2E[:, table_AN[chunk, page], :, :, entry] = new[2][:, chunk, :, token]
-    result = jax.jit(kernels.append_to_pages)(pool, new, table_AN, np.array(starts), np.array(added))
+                scale_LPK2E[:, table_AI[chunk, page], :, :, entry] = new[2][:, chunk, :, token]
+    result = jax.jit(kernels.append_to_pages)(pool, new, table_AI, np.array(starts), np.array(added))
     for appended, expected in zip(result, (k_LPKHE, v_LPKEH, *scales), strict=True):
         np.testing.assert_array_equal(appended, expected)
 
@@ -191,15 +191,15 @@ def test_the_kernels_compile_for_every_tpu_and_copy_no_pool(shape, topology, dty
     monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     devices = topologies.get_topology_desc(topology, platform="tpu").devices
     mesh = sharding.make_mesh(MeshConfig(1, 1, -1), devices)
-    (K, G, H, L), E, N, P, J = SHAPES[shape], 128, 64, 1_024, 32
+    (K, Q, H, L), E, context_pages, P, J = SHAPES[shape], 128, 64, 1_024, 32
 
     def array(*shape, dtype=jnp.bfloat16):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.named_sharding(mesh, ()))
 
-    def step(pools, rotation, chunk_q, q_AKGWH, own, buffer, new, table, layer, start_A):
+    def step(pools, rotation, chunk_q, q_AKQWH, own, buffer, new, table, layer, start_A):
         """A prefill chunk, a token, and the end of a call."""
         prefill = kernels.paged_attention(chunk_q, pools, layer, table[:16], start_A[:16])
-        decode = kernels.decode_attention(rotation, q_AKGWH, (*own, *buffer), pools, layer, layer, table, start_A)
+        decode = kernels.decode_attention(rotation, q_AKQWH, (*own, *buffer), pools, layer, layer, table, start_A)
         return kernels.append_to_pages(pools, new, table, start_A, start_A), prefill, decode
 
     A, int32, stored = 64, jnp.int32, jnp.dtype(dtype)
@@ -209,8 +209,8 @@ def test_the_kernels_compile_for_every_tpu_and_copy_no_pool(shape, topology, dty
     if dtype == "int8":
         pools.append(array(L, P, K, 2, E, dtype=jnp.float32))
         new = *[array(L, A, K, J, H, dtype=stored)] * 2, array(L, A, K, J, 2, dtype=jnp.float32)
-    rotation, queries = (array(A, 1, H // 2, dtype=jnp.float32),) * 2, (array(16, K, G, 64, H), array(A, K, G, 1, H))
-    where = array(A, N, dtype=int32), array(dtype=int32), array(A, dtype=int32)
+    rotation, queries = (array(A, 1, H // 2, dtype=jnp.float32),) * 2, (array(16, K, Q, 64, H), array(A, K, Q, 1, H))
+    where = array(A, context_pages, dtype=int32), array(dtype=int32), array(A, dtype=int32)
     arguments = pools, rotation, *queries, (array(A, K, 1, H),) * 2, buffer, new, *where
     with jax.set_mesh(mesh):
         specs = jax.sharding.PartitionSpec()

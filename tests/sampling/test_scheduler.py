@@ -38,8 +38,8 @@ def test_prefill_calls_hold_the_uncached_tokens_of_each_replica(nano):
     assert call.start_A.tolist() == [0, 8, 16, 0, 0, 0, 0, 8, 0, 0, 0, 0]
     assert call.length_A.tolist() == [0] * 12
     assert call.position_BT[0, 8:24].tolist() == [*range(8, 24)]
-    pages = call.page_table_AN[0, :3].tolist()
-    assert len(set(pages)) == 3 and (call.page_table_AN[:3, :3] == pages).all()
+    pages = call.page_table_AI[0, :3].tolist()
+    assert len(set(pages)) == 3 and (call.page_table_AI[:3, :3] == pages).all()
     decode = step.decode
     assert {row: context.slot for row, context in step.rows.items()} == {0: 0, 1: 1, 2: 3}
     assert decode.token_A.tolist() == [29, 32, 51, 0] and decode.length_A.tolist() == [20, 3, 12, 1]

@@ -69,7 +69,7 @@ class FakeModelRunner:
                 shard, start, length = row * self.shards // A, int(call.start_A[row]), int(call.length_A[row])
                 # Tokens of the call itself are visible to later chunks of their segment, not by the page table.
                 own = new.setdefault((shard, segment_AW[row, 0]), [])
-                cached = self.read(shard, call.page_table_AN[row], length)
+                cached = self.read(shard, call.page_table_AI[row], length)
                 assert start == length + len(own)
                 values = hashes(ids_AW[row, :count].tolist(), [0, *cached, *own][-1])
                 own += values
@@ -78,7 +78,7 @@ class FakeModelRunner:
             if count:
                 shard, start, length = row * self.shards // A, int(call.start_A[row]), int(call.length_A[row])
                 values = new[shard, segment_AW[row, 0]][start - length :][:count]
-                self.write(shard, call.page_table_AN[row], start, values)
+                self.write(shard, call.page_table_AI[row], start, values)
 
     def decode(self, call):
         A, J = len(call.length_A), self.settings.decode_steps_per_call
@@ -86,7 +86,7 @@ class FakeModelRunner:
         count_A, remaining_A = np.zeros((2, A), np.int32)
         for row in np.flatnonzero(call.remaining_A):
             shard, length, remaining = row * self.shards // A, int(call.length_A[row]), int(call.remaining_A[row])
-            cached = self.read(shard, call.page_table_AN[row], length - 1)
+            cached = self.read(shard, call.page_table_AI[row], length - 1)
             total, last, new = sum(cached), int(call.token_A[row]), []
             while remaining and len(new) < J:
                 new.append(mix([0, *cached, *new][-1], last))
@@ -95,7 +95,7 @@ class FakeModelRunner:
                 last, logprob = draw(total, length + len(new) - 1, *rule)
                 token_AJ[row, len(new) - 1], logprob_AJ[row, len(new) - 1] = last, logprob
                 remaining = 0 if last == STOP else remaining - 1
-            self.write(shard, call.page_table_AN[row], length - 1, new)
+            self.write(shard, call.page_table_AI[row], length - 1, new)
             count_A[row], remaining_A[row] = len(new), remaining
         return DecodeOutput(token_AJ, logprob_AJ, count_A, remaining_A, np.ones(A, bool))
 
