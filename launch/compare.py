@@ -38,7 +38,8 @@ def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse_flags(Compare, argv)
         with announced("reading the evaluations"):
-            first, second = read_evaluation(flags.first), read_evaluation(flags.second)
+            first = read_evaluation(flags.first)
+            second = read_evaluation(flags.second)
             comparison = compare_evaluations(first, second)
         outputs.write_json(flags.json, comparison)
     show_comparison(comparison, Console(highlight=False))

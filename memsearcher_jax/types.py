@@ -16,6 +16,9 @@ from typing import Any, Protocol
 from unicodedata import normalize
 
 
+# Problems: what is asked, and the golden answers.
+
+
 @dataclass(frozen=True)
 class StreamQuestion:
     """A question about a stream, asked after the stream has been read."""
@@ -105,6 +108,9 @@ def _is_phrase(title: str, question: str) -> bool:
     return " " in title and phrase != title and phrase.islower() and phrase in question
 
 
+# What a workflow yields: `Generate`, `Search` and `Call`, with what they are made of.
+
+
 @dataclass(frozen=True)
 class TextSpan:
     """Text of a context.
@@ -192,6 +198,9 @@ class Call:
         json.dumps(self.arguments, allow_nan=False)
 
 
+# What answers these requests: `Completion`, `SearchResult` and `ToolResult`.
+
+
 @dataclass(frozen=True)
 class ToolResult:
     """What a tool returned for a `Call`, or the `error`, in one line, because of which it returned nothing."""
@@ -242,6 +251,9 @@ class Completion:
     finish: FinishReason = FinishReason.STOP
     error: str = ""
     lost: bool = False  # the service is down, which says nothing about the prompt
+
+
+# What a workflow returns: an `Outcome`.
 
 
 class StopReason(enum.Enum):
@@ -317,6 +329,9 @@ class Outcome:
 
 
 Workflow = Generator[Generate | Search | Call, Any, Outcome]
+
+
+# Trajectories: what training, logs and reports have of a finished workflow.
 
 
 @dataclass(frozen=True)

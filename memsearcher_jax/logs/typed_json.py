@@ -56,7 +56,7 @@ def _decoder(kind: Any) -> Decoder:
     return kind  # an enumeration, which raises ValueError for what is none of its values
 
 
-def _decode_dataclass(kind: Callable[..., Any], hints: dict[str, Any], value: Any) -> Any:
+def _decode_dataclass(kind: Any, hints: dict[str, Any], value: Any) -> Any:
     decoded: dict[str, Any] = {}
     for name, field_value in _checked(dict, value).items():
         if name not in hints:

@@ -26,7 +26,8 @@ from memsearcher_jax.report.memory_quality import memory_quality, metric_columns
 from memsearcher_jax.report.statistics import CONFIDENCE_LEVEL, mean, paired_comparison
 from memsearcher_jax.types import Problem, StopReason
 
-MAX_QUESTIONS, MAX_CHARACTERS = 10, 60  # of a printed table, and of a text in it
+MAX_QUESTIONS = 10  # of a printed table
+MAX_CHARACTERS = 60  # of a text in it
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,34 @@ class AnsweredQuestion:
     problem: Problem
     result: dict[str, Any]  # as JSON: "answer", "stop", and "scores", of which greater is better
     metrics: dict[str, float]  # the scores and all other metrics
+
+
+@dataclass(frozen=True)
+class QuestionPair:
+    """One question in two evaluations."""
+
+    first: AnsweredQuestion
+    second: AnsweredQuestion
+
+    def shared_scores(self) -> list[str]:
+        return [name for name in self.first.result["scores"] if name in self.second.result["scores"]]
+
+    def shared_metrics(self) -> list[str]:
+        return [name for name in self.first.metrics if name in self.second.metrics]
+
+    def gain(self, metric: str) -> float:
+        """Second minus first; NaN where one of them does not have the metric."""
+        return self.second.metrics.get(metric, math.nan) - self.first.metrics.get(metric, math.nan)
+
+    def to_json(self) -> dict[str, Any]:
+        problem = self.first.problem
+        return {
+            "id": problem.id,
+            "question": problem.question,
+            "golden_answers": problem.golden_answers,
+            "first": self.first.result,
+            "second": self.second.result,
+        }
 
 
 @dataclass(frozen=True)
@@ -59,7 +88,8 @@ def read_evaluation(folder: Path) -> FinishedEvaluation:
     counts = set[str]()  # a trajectory without one of them has 0, as in the results
     for file in sorted((folder / "trajectories").glob(HOST_FILES)):
         for scored in read_trajectories(file):
-            problem, outcome = scored.trajectory.problem, scored.trajectory.outcome
+            problem = scored.trajectory.problem
+            outcome = scored.trajectory.outcome
             if outcome.stop.is_fault:  # without a score, and not among the results' questions
                 continue
             numbers = numbers_of(summarize_trajectory(scored))
@@ -69,8 +99,8 @@ def read_evaluation(folder: Path) -> FinishedEvaluation:
             metrics = numbers | {name: mean(values) for name, values in turns.items()}
             result = {"answer": outcome.answer, "stop": outcome.stop.value, "scores": scores}
             questions[problem.id] = AnsweredQuestion(problem, result, metrics)
-    for one in questions.values():
-        one.metrics.update(dict.fromkeys(counts - one.metrics.keys(), 0.0))
+    for question in questions.values():
+        question.metrics.update(dict.fromkeys(counts - question.metrics.keys(), 0.0))
     if len(questions) != results.get("questions"):
         raise ValueError(
             f"{folder} is damaged: {RESULTS_FILE} counts {results.get('questions')} questions, but there are "
@@ -88,48 +118,59 @@ def compare_evaluations(first: FinishedEvaluation, second: FinishedEvaluation) -
     Raises:
         ValueError: no question is in both, an id names different questions, or no score is in both.
     """
-    pairs = [(one, second.questions[id]) for id, one in first.questions.items() if id in second.questions]
+    pairs = [
+        QuestionPair(question, second.questions[id])
+        for id, question in first.questions.items()
+        if id in second.questions
+    ]
     if not pairs:
         sides = [f"{side.folder} (questions {', '.join([*side.questions][:2])}, …)" for side in (first, second)]
         raise ValueError(f"{' and '.join(sides)} share no question: compare evaluations of the same data")
-    for one, other in ((a.problem, b.problem) for a, b in pairs):
-        if (one.question, one.golden, one.stream) != (other.question, other.golden, other.stream):
-            sides = f"{shorten(one.question, 60)!r} in {first.folder} and {shorten(other.question, 60)!r}"
+    for pair in pairs:
+        ours = pair.first.problem
+        theirs = pair.second.problem
+        if (ours.question, ours.golden, ours.stream) != (theirs.question, theirs.golden, theirs.stream):
             raise ValueError(
-                f"question {one.id!r} is {sides} in {second.folder}, or its golden answers or texts differ: compare "
+                f"question {ours.id!r} is {shorten(ours.question, 60)!r} in {first.folder} and "
+                f"{shorten(theirs.question, 60)!r} in {second.folder}, or its golden answers or texts differ: compare "
                 "evaluations of the same data"
             )
-    by = next((name for a, b in pairs for name in a.result["scores"] if name in b.result["scores"]), "")
-    if not by:
+    decisive = next((name for pair in pairs for name in pair.shared_scores()), "")
+    if not decisive:
         raise ValueError(f"{first.folder} and {second.folder} have no score in common: compare agents of one kind")
     metrics = {}
-    for name in dict.fromkeys(name for a, b in pairs for name in a.metrics if name in b.metrics):
-        values = [(a.metrics[name], b.metrics[name]) for a, b in pairs if name in a.metrics and name in b.metrics]
+    for name in dict.fromkeys(name for pair in pairs for name in pair.shared_metrics()):
+        values = [
+            (pair.first.metrics[name], pair.second.metrics[name])
+            for pair in pairs
+            if name in pair.first.metrics and name in pair.second.metrics
+        ]
         metrics[name] = asdict(paired_comparison(values, np.random.default_rng(0)))
-    won, lost = [], []
-    for a, b in pairs:
-        texts = {"question": a.problem.question, "golden_answers": a.problem.golden_answers}
-        question = {"id": a.problem.id, **texts, "first": a.result, "second": b.result}
-        gain = b.metrics.get(by, math.nan) - a.metrics.get(by, math.nan)
-        won += [question] if gain > 0 else []
-        lost += [question] if gain < 0 else []
-    ours, theirs = first.settings, second.settings
-    differing = [name for name in sorted(ours | theirs) if ours.get(name) != theirs.get(name)]
+    won = [pair.to_json() for pair in pairs if pair.gain(decisive) > 0]
+    lost = [pair.to_json() for pair in pairs if pair.gain(decisive) < 0]
+    names = sorted(first.settings | second.settings)
+    settings = {
+        name: {"first": first.settings.get(name), "second": second.settings.get(name)}
+        for name in names
+        if first.settings.get(name) != second.settings.get(name)
+    }
     return {
         "first": _side_json(first, second),
         "second": _side_json(second, first),
         "shared": len(pairs),
         "metrics": metrics,
-        "by": by,
+        "by": decisive,
         "won": won,
         "lost": lost,
-        "settings": {name: {"first": ours.get(name), "second": theirs.get(name)} for name in differing},
+        "settings": settings,
     }
 
 
 def show_comparison(comparison: Mapping[str, Any], console: Console) -> None:
-    """Print the table of metrics, the settings that differ, and at most `MAX_QUESTIONS` each of the won and the lost
-    questions."""
+    """Print the table of metrics, the settings that differ, and the questions that were won and lost.
+
+    Of each of the latter at most `MAX_QUESTIONS`.
+    """
     sides = comparison["first"], comparison["second"]
     for letter, side in zip("AB", sides, strict=True):
         step = "" if side["step"] is None else f", step {side['step']}"
@@ -138,13 +179,17 @@ def show_comparison(comparison: Mapping[str, Any], console: Console) -> None:
     console.print(f"questions: {comparison['shared']:,} shared of {' and '.join(counts)}\n")
     table = make_table("metric", "n", "A", "B", "B − A", "interval", "p")
     for name, paired in comparison["metrics"].items():
-        first, second, mean, low, high = (
-            format_metric(name, value) for value in (paired["first"], paired["second"], *paired["difference"].values())
+        difference = paired["difference"]
+        sign = "+" if difference["mean"] > 0 else ""
+        table.add_row(
+            safe_text(label(name)),
+            f"{paired['count']:,}",
+            format_metric(name, paired["first"]),
+            format_metric(name, paired["second"]),
+            sign + format_metric(name, difference["mean"]),
+            f"{format_metric(name, difference['low'])} to {format_metric(name, difference['high'])}",
+            "<0.0001" if paired["p_value"] < 1e-4 else f"{paired['p_value']:.4f}",
         )
-        sign = "+" if paired["difference"]["mean"] > 0 else ""
-        p_value = "<0.0001" if paired["p_value"] < 1e-4 else f"{paired['p_value']:.4f}"
-        count, interval = f"{paired['count']:,}", f"{low} to {high}"
-        table.add_row(safe_text(label(name)), count, first, second, sign + mean, interval, p_value)
     console.print(table)
     console.print(f"\nintervals: {CONFIDENCE_LEVEL:.0%} bootstrap; p: two-sided sign test, uncorrected")
     if comparison["settings"]:
@@ -157,9 +202,9 @@ def show_comparison(comparison: Mapping[str, Any], console: Console) -> None:
         console.print(Text(f"\n{title} by B in {comparison['by']}: {len(questions):,}", style="bold"))
         columns = ("question", "golden", "A", "B")
         table = make_table("id", *columns, left=columns)
-        for one in questions[:MAX_QUESTIONS]:
-            texts = [one["id"], one["question"], " | ".join(one["golden_answers"])]
-            for side in (one["first"], one["second"]):
+        for question in questions[:MAX_QUESTIONS]:
+            texts = [question["id"], question["question"], " | ".join(question["golden_answers"])]
+            for side in (question["first"], question["second"]):
                 texts.append(side["answer"] if side["stop"] == StopReason.ANSWERED.value else f"({side['stop']})")
             table.add_row(*(safe_text(shorten(text, MAX_CHARACTERS)) for text in texts))
         if table.row_count:

@@ -45,17 +45,18 @@ MIN_STOP_FRACTION = 0.005  # rarer stop reasons are not printed
 
 def numbers_of(summary: TrajectorySummary) -> dict[str, float]:
     """All numbers of one trajectory, without those that it does not have. Streams have no answer and no searches."""
-    asked = {"answered": summary.stop is StopReason.ANSWERED, "searches": summary.searches}
-    lengths = summary.context_lengths
-    numbers = {
-        **{name: value for name, value in summary.scores.items() if not math.isnan(value)},
-        **({} if math.isnan(summary.reward) else {"reward": summary.reward}),
-        **({} if "stream_tokens" in summary.counts else asked),
-        "turns": summary.turns,
-        **({"tokens_per_turn": mean(lengths)} if lengths else {}),
-        "mean_peak_context_tokens": max(lengths, default=0),  # of several trajectories the mean
-        **summary.counts,
-    }
+    numbers: dict[str, float] = {name: value for name, value in summary.scores.items() if not math.isnan(value)}
+    if not math.isnan(summary.reward):
+        numbers["reward"] = summary.reward
+    reads_stream = "stream_tokens" in summary.counts
+    if not reads_stream:
+        numbers["answered"] = summary.stop is StopReason.ANSWERED
+        numbers["searches"] = summary.searches
+    numbers["turns"] = summary.turns
+    if summary.context_lengths:
+        numbers["tokens_per_turn"] = mean(summary.context_lengths)
+    numbers["mean_peak_context_tokens"] = max(summary.context_lengths, default=0)  # of several trajectories the mean
+    numbers |= summary.counts
     return {name: float(value) for name, value in numbers.items()}
 
 
@@ -116,19 +117,28 @@ def summarize_evaluation(
         raise ValueError(f"the evaluation has no questions besides {lost.total()} that were lost to faults")
     by_length: dict[str, list[TrajectorySummary]] = {}
     for name, group in groups.items():
-        lengths = [summary.counts.get("chunks", 0) for summary in group]
-        for chunks in sorted(set(lengths)) if len(set(lengths)) > 1 else ():
-            same = [summary for summary, length in zip(group, lengths, strict=True) if length == chunks]
-            by_length[f"{name}, {chunks} chunks"] = same
+        lengths = {summary.counts.get("chunks", 0) for summary in group}
+        if len(lengths) > 1:
+            for chunks in sorted(lengths):
+                same_length = [summary for summary in group if summary.counts.get("chunks", 0) == chunks]
+                by_length[f"{name}, {chunks} chunks"] = same_length
     benchmarks = {name: _benchmark_json(name, group, seed, lost[name]) for name, group in groups.items()}
     averages = {"macro": _average(benchmarks.values())}
-    seen = [one for name, one in benchmarks.items() if name in in_distribution]
-    unseen = [one for name, one in benchmarks.items() if name not in in_distribution]
+    seen = [benchmark for name, benchmark in benchmarks.items() if name in in_distribution]
+    unseen = [benchmark for name, benchmark in benchmarks.items() if name not in in_distribution]
     if seen and unseen:
-        first, second = _average(seen), _average(unseen)
-        gap = {score: combined_interval((first[score], second[score]), (1, -1)) for score in first if score in second}
-        averages |= {"in_distribution": first, "out_of_distribution": second, "gap": gap}
-    averages_json = {name: {score: asdict(one) for score, one in scores.items()} for name, scores in averages.items()}
+        of_seen = _average(seen)
+        of_unseen = _average(unseen)
+        averages["in_distribution"] = of_seen
+        averages["out_of_distribution"] = of_unseen
+        averages["gap"] = {
+            score: combined_interval((of_seen[score], of_unseen[score]), (1, -1))
+            for score in of_seen
+            if score in of_unseen
+        }
+    averages_json = {}
+    for name, scores in averages.items():
+        averages_json[name] = {score: asdict(interval) for score, interval in scores.items()}
     by_length_json = {name: _benchmark_json(name, group, seed) for name, group in by_length.items()}
     return {"benchmarks": benchmarks, "by_length": by_length_json, "averages": averages_json}
 
@@ -148,49 +158,64 @@ class ResultTable:
 
 
 def result_tables(results: Mapping[str, Any]) -> list[ResultTable]:
-    """The tables of an evaluation's results.json: scores by benchmark, average and type of question, with intervals;
-    turns and tokens; memory and tool calls; what a judge of short answers says."""
+    """The tables of an evaluation's results.json.
+
+    Scores by benchmark, average and type of question, with intervals; turns and tokens; memory and tool calls; what a
+    judge of short answers says.
+    """
     evaluation = results["evaluation"]
-    groups, averages = evaluation["benchmarks"] | evaluation["by_length"], dict(evaluation["averages"])
+    groups = evaluation["benchmarks"] | evaluation["by_length"]
+    averages = dict(evaluation["averages"])
     if len(evaluation["benchmarks"]) == 1:
         averages.pop("macro")
-    names = [name for name in SCORES if any(name in one["scores"] for one in groups.values())]
-    rows = [_row(name, f"{one['questions']:,}", one["scores"], names) for name, one in groups.items()]
+    names = [name for name in SCORES if any(name in group["scores"] for group in groups.values())]
+    rows = [_row(name, f"{group['questions']:,}", group["scores"], names) for name, group in groups.items()]
     rows += [_row(label(name), "", scores, names) for name, scores in averages.items()]
-    unit = "streams" if any("stream_tokens" in one for one in groups.values()) else "questions"
+    unit = "streams" if any("stream_tokens" in group for group in groups.values()) else "questions"
     note = f"percent, with the {CONFIDENCE_LEVEL:.0%} interval over {unit}"
     tables = [ResultTable("Benchmarks", ("benchmark", unit, *map(label, names)), rows, note)]
-    for name, one in groups.items():
-        if one["types"]:
-            rows = [_row(kind, f"{score['streams']:,}", {"": score}, [""]) for kind, score in one["types"].items()]
+    for name, group in groups.items():
+        if group["types"]:
+            rows = [_row(kind, f"{score['streams']:,}", {"": score}, [""]) for kind, score in group["types"].items()]
             tables.append(ResultTable(f"Types of questions of {name}", (name, "streams", "accuracy"), rows))
     for title, columns in (("Cost", EFFORT), ("Memory", MEMORY), ("Tool calls", CALLS)):
         means = means_table(title, columns, groups)
-        tables += [means] if len(means.columns) > 1 else []
+        has_columns = len(means.columns) > 1
+        if has_columns:
+            tables.append(means)
     if judged := results.get("judge"):
-        rows = [_row(name, f"{one['questions'] - one['unjudged']:,}", one, JUDGED) for name, one in judged.items()]
+        rows = []
+        for name, verdicts in judged.items():
+            number = verdicts["questions"] - verdicts["unjudged"]
+            rows.append(_row(name, f"{number:,}", verdicts, JUDGED))
         tables.append(ResultTable("Answers, judged", ("benchmark", "judged", *map(label, JUDGED)), rows, "percent"))
     return tables
 
 
 def means_table(title: str, names: Iterable[str], groups: Mapping[str, Mapping[str, Any]]) -> ResultTable:
     """Those of the means `names` that any of the groups has."""
-    known = [name for name in names if any(name in one for one in groups.values())]
+    known = [name for name in names if any(name in means for means in groups.values())]
     rows: list[list[Cell]] = []
-    for group, one in groups.items():
-        rows.append([group, *(format_metric(name, one.get(name, math.nan), 3) for name in known)])
+    for group, means in groups.items():
+        rows.append([group, *(format_metric(name, means.get(name, math.nan), 3) for name in known)])
     return ResultTable(title, ("benchmark", *map(label, known)), rows)
 
 
 def metrics_table(metrics: Mapping[str, Mapping[str, float]]) -> ResultTable:
     """The metrics of one evaluation, or of two by their names with the differences. Stop reasons are shown apart."""
     rows: list[list[Cell]] = []
-    shown = (name for one in metrics.values() for name in one if not name.startswith(STOP_PREFIX))
-    for name in dict.fromkeys(shown):
-        values = [one.get(name, math.nan) for one in metrics.values()]
-        values += [values[0] - values[1]] if len(values) == 2 else []
+    names = dict.fromkeys(name for values in metrics.values() for name in values)
+    for name in names:
+        if name.startswith(STOP_PREFIX):
+            continue
+        values = [values_of_side.get(name, math.nan) for values_of_side in metrics.values()]
+        if len(values) == 2:
+            values.append(values[0] - values[1])
         rows.append([label(name), *(format_metric(name, value) for value in values)])
-    return ResultTable("Metrics", ("metric", *metrics, *["difference"] * (len(metrics) - 1)), rows)
+    columns = ["metric", *metrics]
+    if len(metrics) == 2:
+        columns.append("difference")
+    return ResultTable("Metrics", columns, rows)
 
 
 def show_results(results: Mapping[str, Any], console: Console) -> None:
@@ -200,10 +225,10 @@ def show_results(results: Mapping[str, Any], console: Console) -> None:
     evaluation = results["evaluation"]
     for group, result in (evaluation["benchmarks"] | evaluation["by_length"]).items():
         console.print(safe_text(f"{group}: {', '.join(_remarks(result))}"))
-    for name, one in results.get("judge", {}).items():
-        if one["unjudged"]:
-            left = "they enter no number" if "accuracy" in one else "the number is left out"
-            line = f"{name}: {one['unjudged']:,} answers were not judged, {left}; --resume asks again"
+    for name, verdicts in results.get("judge", {}).items():
+        if verdicts["unjudged"]:
+            left_out = "they enter no number" if "accuracy" in verdicts else "the number is left out"
+            line = f"{name}: {verdicts['unjudged']:,} answers were not judged, {left_out}; --resume asks again"
             console.print(safe_text(line))
 
 
@@ -211,10 +236,16 @@ def show_table(table: ResultTable, console: Console) -> None:
     first, *others = table.columns
     shown = make_table(first, *(name.replace(" ", "\n", 1) for name in others))
     for name, *cells in table.rows:
-        texts = [of if isinstance(of, str) else Text.assemble(of[0], (f"\n{of[1]}–{of[2]}", "dim")) for of in cells]
-        shown.add_row(safe_text(str(name)), *texts)
+        shown.add_row(safe_text(str(name)), *map(_cell_text, cells))
     console.print(shown)
     console.print(Text(f"{table.note}\n" if table.note else "", style="dim"))
+
+
+def _cell_text(cell: Cell) -> str | Text:
+    if isinstance(cell, str):
+        return cell
+    mean_value, low, high = cell
+    return Text.assemble(mean_value, (f"\n{low}–{high}", "dim"))
 
 
 def _row(name: str, count: str, scores: Mapping[str, Any], columns: Iterable[str]) -> list[Cell]:
@@ -241,8 +272,9 @@ def _remarks(result: Mapping[str, Any]) -> list[str]:
 def _benchmark_json(name: str, group: Sequence[TrajectorySummary], seed: int, lost: int = 0) -> dict[str, Any]:
     """`types`: the accuracy of each type of question, which a stream's data set names in `accuracy/SOURCE/TYPE`."""
     columns = metric_columns(map(numbers_of, group))
-    accuracies = [one for one in columns if one.startswith("accuracy/")]
-    types = sorted(one for one in accuracies if one.rpartition("/")[0] in accuracies)  # a source may have a slash
+    accuracies = [metric for metric in columns if metric.startswith("accuracy/")]
+    types = sorted(metric for metric in accuracies if metric.rpartition("/")[0] in accuracies)  # of a source with a /
+    stops = Counter(summary.stop.value for summary in group)
 
     def interval(score: str) -> dict[str, float]:
         return asdict(mean_interval(columns[score], named_rng(seed, name)))
@@ -251,8 +283,8 @@ def _benchmark_json(name: str, group: Sequence[TrajectorySummary], seed: int, lo
         **summarize(group),
         "questions": len(group),
         "scores": {score: interval(score) for score in SCORES if score in columns},
-        "types": {one.rpartition("/")[2]: {"streams": len(columns[one]), **interval(one)} for one in types},
-        "stops": {stop: count / len(group) for stop, count in Counter(one.stop.value for one in group).most_common()},
+        "types": {metric.rpartition("/")[2]: {"streams": len(columns[metric]), **interval(metric)} for metric in types},
+        "stops": {stop: count / len(group) for stop, count in stops.most_common()},
         "unscored": sum(math.isnan(summary.reward) for summary in group),
         "lost": lost,
     }
@@ -261,7 +293,7 @@ def _benchmark_json(name: str, group: Sequence[TrajectorySummary], seed: int, lo
 def _average(benchmarks: Collection[Mapping[str, Any]]) -> dict[str, Interval]:
     """Of each score the mean over the benchmarks that have it."""
     scores: dict[str, list[Interval]] = {}
-    for one in benchmarks:
-        for score, interval in one["scores"].items():
+    for benchmark in benchmarks:
+        for score, interval in benchmark["scores"].items():
             scores.setdefault(score, []).append(Interval(**interval))
     return {score: combined_interval(group, [1 / len(group)] * len(group)) for score, group in scores.items()}

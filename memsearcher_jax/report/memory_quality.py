@@ -51,21 +51,26 @@ def memory_quality(trajectory: Trajectory) -> tuple[TurnQuality, ...]:
     Raises:
         ValueError: `supporting_titles` in the problem's metadata is not a list of strings.
     """
-    problem, outcome, turns = trajectory.problem, trajectory.outcome, []
+    problem = trajectory.problem
+    outcome = trajectory.outcome
     lists = {"golden": golden_names(problem), "supporting": supporting_names(problem)}
+    turns: list[TurnQuality] = []
     for number, turn in enumerate(outcome.turns, start=1):
         # A failed rewrite ends the trajectory; only an agent that carries no memory continues with an empty one.
         may_be_empty = number < len(outcome.turns) or outcome.stop is StopReason.MAX_TURNS
-        wrote = bool(turn.new_memory) or (bool(turn.rewrite) and may_be_empty)
+        wrote_memory = bool(turn.new_memory) or (bool(turn.rewrite) and may_be_empty)
         shown = normalize(shown_text(turn)) if turn.observation else None
-        before, after = normalize(turn.memory), normalize(turn.new_memory) if wrote else None
+        before = normalize(turn.memory)
+        after = normalize(turn.new_memory) if wrote_memory else None
         traces: dict[str, NameTrace] = {}
         metrics: Metrics = {}
         for name, names in lists.items():
             if names:
                 traces[name], fractions = _trace(names, shown, before, after)
                 metrics |= {f"{name}/{metric}": value for metric, value in fractions.items()}
-        turns.append(TurnQuality(traces, metrics | (_text_metrics(turn) if wrote else {}), wrote))
+        if wrote_memory:
+            metrics |= _text_metrics(turn)
+        turns.append(TurnQuality(traces, metrics, wrote_memory))
     return tuple(turns)
 
 
@@ -115,20 +120,26 @@ def copied_fraction(memory_T: Sequence[str], source: Sequence[str], min_run: int
     """The fraction of tokens in runs of at least `min_run` that `source` has, too; a shorter text must be one run."""
     size = min(min_run, len(memory_T))  # a longer run consists of such ones
     runs = {tuple(source[start : start + size]) for start in range(len(source) - size + 1)}
-    starts = [start for start in range(len(memory_T) - size + 1) if tuple(memory_T[start : start + size]) in runs]
-    return len({position for start in starts for position in range(start, start + size)}) / len(memory_T)
+    copied: set[int] = set()  # positions
+    for start in range(len(memory_T) - size + 1):
+        if tuple(memory_T[start : start + size]) in runs:
+            copied.update(range(start, start + size))
+    return len(copied) / len(memory_T)
 
 
 def _trace(
     names: Mapping[str, tuple[str, ...]], shown: str | None, before: str, after: str | None
 ) -> tuple[NameTrace, Metrics]:
-    """Which normalised texts contain the names, and the fractions; `any_` is 1 if there is at least one, for the
-    spellings of one answer."""
+    """Which normalised texts contain the names, and the fractions.
+
+    `any_` is 1 if there is at least one, for the spellings of one answer.
+    """
 
     def in_text(text: str) -> tuple[str, ...]:
         return tuple(name for name, forms in names.items() if any(form in text for form in forms))
 
-    found, held_before = None if shown is None else in_text(shown), in_text(before)
+    found = None if shown is None else in_text(shown)
+    held_before = in_text(before)
     metrics: Metrics = {}
     if found is not None:
         metrics |= {"shown": len(found) / len(names), "any_shown": float(bool(found))}
@@ -138,14 +149,18 @@ def _trace(
     kept = tuple(name for name in found or () if name in held)
     lost = tuple(name for name in held_before if name not in held)
     metrics |= {"held": len(held) / len(names), "any_held": float(bool(held))}
-    parts = {"kept": (kept, found), "lost": (lost, held_before)}
-    metrics |= {name: len(part) / len(whole) for name, (part, whole) in parts.items() if whole}
+    if found:
+        metrics["kept"] = len(kept) / len(found)
+    if held_before:
+        metrics["lost"] = len(lost) / len(held_before)
     return NameTrace(found, held, lost), metrics
 
 
 def _text_metrics(turn: Turn) -> Metrics:
     """Length, truncation, copying and change (as the viewers show it) of the memory that the turn wrote."""
-    old, new, text = turn.memory, turn.new_memory, turn.rewrite or turn.reply
+    old = turn.memory
+    new = turn.new_memory
+    text = turn.rewrite or turn.reply
     written = protocol.memory(text) or text.strip()
     # An empty memory was not cut: the agent carries none. A cut one is the beginning of what was written.
     cut = bool(new) and new != written and written.startswith(new)

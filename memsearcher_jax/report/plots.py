@@ -26,8 +26,12 @@ CURVES_FILE = "curves.png"  # the last file of a training run
 
 # The palette of Okabe and Ito, distinguishable with any colour vision.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-INK, GREY, GRID, ALARM = "#333333", "#777777", "#E3E3E3", "#B00020"
-COLUMNS, CELL = 4, (3.8, 2.8)  # inches of a panel with its title and legend
+INK = "#333333"
+GREY = "#777777"
+GRID = "#E3E3E3"
+ALARM = "#B00020"
+COLUMNS = 4
+CELL = (3.8, 2.8)  # inches of a panel with its title and legend
 LETTER = 0.07  # inches of a letter of 8.5 points
 MAX_MARKERS = 40  # a line of more points has no markers
 
@@ -91,12 +95,16 @@ def panels_of(steps: Sequence[Metrics]) -> list[Panel]:
 
     A stop reason that never occurred has no line.
     """
-    names = (name for one in steps for name, value in one.items() if value or not name.startswith(STOP_PREFIX))
-    present = dict.fromkeys(names)
+    present: dict[str, None] = {}  # as an ordered set
+    for metrics in steps:
+        for name, value in metrics.items():
+            if value or not name.startswith(STOP_PREFIX):
+                present[name] = None
     panels = []
     for panel in PANELS:
-        metrics = [name for name in present if any(re.fullmatch(pattern, name) for pattern in panel.metrics)]
-        panels += [replace(panel, metrics=tuple(metrics))] if metrics else []
+        names = [name for name in present if any(re.fullmatch(pattern, name) for pattern in panel.metrics)]
+        if names:
+            panels.append(replace(panel, metrics=tuple(names)))
     return panels
 
 
@@ -131,7 +139,8 @@ def fit(axes: Axes, figure: Figure, corner: tuple[float, float], size: tuple[flo
     By the number of letters, because a layout of matplotlib's draws everything twice.
     """
     labels = axes.yaxis.get_major_formatter().format_ticks(list(axes.get_yticks()))
-    left, bottom = 0.13 + LETTER * max(4, *map(len, labels)), 0.45
+    left = 0.13 + LETTER * max(4, *map(len, labels))
+    bottom = 0.45
     box = np.array([[corner[0] + left, corner[1] + bottom], [size[0] - left, size[1] - bottom]])
     (x, y), (width, height) = box / figure.get_size_inches()
     axes.set_position((x, y, width, height))
@@ -142,7 +151,9 @@ def draw_curves(axes: Axes, panel: Panel, runs: Sequence[tuple[str, Sequence[Met
 
     The lines of one run are labelled by their metrics, those of several by their runs, and by both where it takes both.
     """
-    legend, non_finite, colors = Legend(), 0, itertools.cycle(COLORS)
+    legend: Legend = []
+    non_finite = 0
+    colors = itertools.cycle(COLORS)
     for run, steps in runs:
         for name in panel.metrics:
             measured = [(metrics["step"], metrics[name]) for metrics in steps if name in metrics]
@@ -152,8 +163,8 @@ def draw_curves(axes: Axes, panel: Panel, runs: Sequence[tuple[str, Sequence[Met
             window = max(1, len(measured) // 20)  # of the running mean: it grows with the run
             non_finite += int((~np.isfinite(value_T)).sum())
             value_T[~np.isfinite(value_T)] = np.nan
-            metric, color = label(name).rpartition("/")[2], next(colors)
-            line = metric if len(runs) == 1 else run if len(panel.metrics) == 1 else f"{run}: {metric}"
+            color = next(colors)
+            line = _line_label(run, label(name).rpartition("/")[2], panel, runs)
             if window > 1:
                 axes.plot(step_T, value_T, color=color, linewidth=0.8, alpha=0.3)
                 axes.plot(step_T, running_mean(value_T, window), color=color, linewidth=1.8, label=line)
@@ -163,6 +174,12 @@ def draw_curves(axes: Axes, panel: Panel, runs: Sequence[tuple[str, Sequence[Met
             legend.append((line, color))
     style_axes(axes, "step", panel.y_min)
     return legend, non_finite
+
+
+def _line_label(run: str, metric: str, panel: Panel, runs: Sequence[object]) -> str:
+    if len(runs) == 1:
+        return metric
+    return run if len(panel.metrics) == 1 else f"{run}: {metric}"
 
 
 def draw_dots(axes: Axes, x_N: np.ndarray, y_N: np.ndarray, color: str, labels: Sequence[str]) -> None:

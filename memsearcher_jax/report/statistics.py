@@ -57,7 +57,8 @@ def wilson_interval(successes: int, total: int) -> tuple[float, float]:
     # Every report has some: to import scipy.stats for them would take longer than to write the rest of its page.
     z2 = NormalDist().inv_cdf((1 + CONFIDENCE_LEVEL) / 2) ** 2
     half = math.sqrt(z2 * (successes * (total - successes) / total + z2 / 4))
-    low, one_minus_high = ((count + z2 / 2 - half) / (total + z2) for count in (successes, total - successes))
+    low = (successes + z2 / 2 - half) / (total + z2)
+    one_minus_high = (total - successes + z2 / 2 - half) / (total + z2)
     return max(0.0, low), 1 - max(0.0, one_minus_high)
 
 
@@ -77,13 +78,15 @@ def bootstrap_interval(values: ArrayLike, rng: np.random.Generator) -> Interval:
     from scipy import stats
 
     value_N = _checked(values)
-    lowest, highest = value_N.min(), value_N.max()
+    lowest = value_N.min()
+    highest = value_N.max()
     if lowest == highest:
-        return Interval(*[float(lowest)] * 3)
+        return Interval(float(lowest), float(lowest), float(lowest))
     options: Any = {"n_resamples": N_RESAMPLES, "batch": max(1, BATCH // len(value_N)), "method": "percentile"}
     found = stats.bootstrap((value_N,), np.mean, confidence_level=CONFIDENCE_LEVEL, rng=rng, **options)
     # Rounding could otherwise move a mean outside the range of the values.
-    return Interval(*np.clip([value_N.mean(), *found.confidence_interval], lowest, highest).tolist())
+    bounded = np.clip([value_N.mean(), *found.confidence_interval], lowest, highest)
+    return Interval(*bounded.tolist())
 
 
 def combined_interval(intervals: Sequence[Interval], weights: Sequence[float]) -> Interval:
@@ -92,9 +95,15 @@ def combined_interval(intervals: Sequence[Interval], weights: Sequence[float]) -
     MOVER, equation 8 of Zou and Donner (2008), "Construction of confidence limits about effect measures".
     """
     pairs = list(zip(weights, intervals, strict=True))
-    total = math.fsum(weight * one.mean for weight, one in pairs)
-    ends = [(weight * (one.low - one.mean), weight * (one.high - one.mean)) for weight, one in pairs]
-    return Interval(total, total - math.hypot(*map(min, ends)), total + math.hypot(*map(max, ends)))
+    total = math.fsum(weight * interval.mean for weight, interval in pairs)
+    below: list[float] = []
+    above: list[float] = []
+    for weight, interval in pairs:
+        # A negative weight exchanges the ends of an interval.
+        ends = (weight * (interval.low - interval.mean), weight * (interval.high - interval.mean))
+        below.append(min(ends))
+        above.append(max(ends))
+    return Interval(total, total - math.hypot(*below), total + math.hypot(*above))
 
 
 def paired_comparison(pairs: Sequence[tuple[float, float]], rng: np.random.Generator) -> PairedComparison:
@@ -103,7 +112,8 @@ def paired_comparison(pairs: Sequence[tuple[float, float]], rng: np.random.Gener
 
     first_N, second_N = np.array(pairs, np.float64).T
     difference_N = _checked(second_N - first_N)
-    wins, losses = int((difference_N > 0).sum()), int((difference_N < 0).sum())
+    wins = int((difference_N > 0).sum())
+    losses = int((difference_N < 0).sum())
     return PairedComparison(
         count=len(difference_N),
         first=float(first_N.mean()),

@@ -30,9 +30,13 @@ def sweep_row(value: str, results: Mapping[str, Any]) -> dict[str, Any]:
     """
     benchmarks = list(results["evaluation"]["benchmarks"].values())
     names = STREAM_EFFORT if "stream_tokens" in benchmarks[0] else EFFORT
-    effort = {name: mean([one.get(name, math.nan) for one in benchmarks]) for name in names}
-    questions, scores = sum(one["questions"] for one in benchmarks), results["evaluation"]["averages"]["macro"]
-    return {"value": value, "questions": questions, "scores": scores, **effort}
+    effort = {name: mean([benchmark.get(name, math.nan) for benchmark in benchmarks]) for name in names}
+    return {
+        "value": value,
+        "questions": sum(benchmark["questions"] for benchmark in benchmarks),
+        "scores": results["evaluation"]["averages"]["macro"],
+        **effort,
+    }
 
 
 def show_sweep(setting: str, rows: Sequence[Mapping[str, Any]], console: Console) -> None:
@@ -59,7 +63,9 @@ def plot_sweep(path: Path, setting: str, rows: Sequence[Mapping[str, Any]]) -> N
         axes = figure.add_subplot(1, len(scores), number)
         for row in rows:
             if interval := row["scores"].get(score):
-                x, y, value = row.get(tokens, math.nan), interval["mean"], safe_text(row["value"]).plain
+                x = row.get(tokens, math.nan)
+                y = interval["mean"]
+                value = safe_text(row["value"]).plain
                 axes.plot([x, x], [interval["low"], interval["high"]], color=GREY, linewidth=1.2)
                 axes.plot(x, y, "o", color=COLORS[0], markersize=5)
                 axes.annotate(value, (x, y), (5, 4), textcoords="offset points", parse_math=False)

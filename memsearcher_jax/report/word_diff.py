@@ -14,11 +14,12 @@ def word_diff(old: str, new: str) -> list[tuple[Change, str]]:
 
     The "same" and "added" runs concatenate to `new`; the "same" and "removed" runs contain exactly the words of `old`.
     """
-    # Each word has the white space before it; trailing white space belongs to the last word.
-    old_words, new_words = (re.findall(r"\s*\S+(?:\s+\Z)?|\A\s+\Z", text) for text in (old, new))
-    stripped = ([word.strip() for word in words] for words in (old_words, new_words))
+    old_words = _words(old)
+    new_words = _words(new)
+    old_stripped = [word.strip() for word in old_words]
+    new_stripped = [word.strip() for word in new_words]
     # autojunk would ignore frequent words (the, of) of a long memory and match nothing near them.
-    matcher = difflib.SequenceMatcher(None, *stripped, autojunk=False)
+    matcher = difflib.SequenceMatcher(None, old_stripped, new_stripped, autojunk=False)
     runs: list[tuple[Change, str]] = []
     for tag, old_start, old_end, new_start, new_end in matcher.get_opcodes():
         if tag in ("delete", "replace"):
@@ -26,3 +27,8 @@ def word_diff(old: str, new: str) -> list[tuple[Change, str]]:
         if tag != "delete":
             runs.append(("same" if tag == "equal" else "added", "".join(new_words[new_start:new_end])))
     return runs
+
+
+def _words(text: str) -> list[str]:
+    """Each word has the white space before it; trailing white space belongs to the last word."""
+    return re.findall(r"\s*\S+(?:\s+\Z)?|\A\s+\Z", text)

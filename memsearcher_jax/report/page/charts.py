@@ -36,10 +36,11 @@ def chart(title: str, unit: str, draw: Draw) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
-    figure, content = Figure(SIZE), io.StringIO()
+    figure = Figure(SIZE)
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     legend, non_finite = draw(axes)
     fit(axes, figure, (0.0, 0.0), (SIZE[0] - 0.08, SIZE[1] - 0.05))
+    content = io.StringIO()
     # The text stays text; the salt makes the ids, and so the page, the same each time.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "memsearcher_jax"}):
         empty = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -87,8 +88,9 @@ def turn_tokens(groups: Sequence[TrajectoryGroup]) -> str:
         for group, color in zip(groups, COLORS, strict=False):
             lengths = [summary.context_lengths for summary in group.summaries]
             turns = range(max(map(len, lengths), default=0))
-            tokens = [[of_one[turn] for of_one in lengths if turn < len(of_one)] for turn in turns]
-            turn_T, mean_T = np.array(turns) + 1.0, np.array([mean(values) for values in tokens])
+            tokens = [[turn_lengths[turn] for turn_lengths in lengths if turn < len(turn_lengths)] for turn in turns]
+            turn_T = np.array(turns) + 1.0
+            mean_T = np.array([mean(values) for values in tokens])
             axes.plot(turn_T, mean_T, color=color, linewidth=1.6)
             draw_dots(axes, turn_T, mean_T, color, [f"{group.label}, n {len(values):,}" for values in tokens])
             if len(tokens) > 1:

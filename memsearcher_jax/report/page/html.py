@@ -50,15 +50,18 @@ def write_page(
     other = read_run(compare, max_trajectories=max_trajectories) if compare is not None else None
     if other:
         label, other_label = distinct_labels(run, other)
-        run, other = replace(run, name=label), replace(other, name=other_label)
+        run = replace(run, name=label)
+        other = replace(other, name=other_label)
     own_groups = groups_of(run, run.name if other else "")
     # Of another training run, only its last steps are compared.
     other_groups = groups_of(other, other.name)[-1:] if other else []
     groups = own_groups + other_groups
-    style, script = web_file("page.css"), "\n".join(map(web_file, SCRIPTS))
+    style = web_file("page.css")
+    script = "\n".join(map(web_file, SCRIPTS))
     policy = "default-src 'none'; base-uri 'none'; form-action 'none'"
     for name, text in (("style-src", style), ("script-src", script)):
         policy += f"; {name} 'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    shown_tables = [*_tables(run, other, groups), tables.memory_table(records.qualities)]
     page = string.Template(web_file("page.html")).substitute(
         reload=f'<meta http-equiv="refresh" content="{reload_seconds}">' if reload_seconds else "",
         policy=policy,
@@ -69,7 +72,7 @@ def write_page(
         about=tables.escape_html(_about(run, other)),
         tiles=tables.tiles(own_groups[-1], other_groups[0] if other_groups else None) if own_groups else "",
         plots="\n".join(_plots(run, other, groups)),
-        tables="\n".join(filter(None, [*_tables(run, other, groups), tables.memory_table(records.qualities)])),
+        tables="\n".join(table for table in shown_tables if table),
         settings=tables.settings_table(run.settings, other.settings if other else None),
         data=data_elements(records),
     )
@@ -90,13 +93,18 @@ def _about(run: RunData, other: RunData | None) -> str:
 
 
 def _tables(run: RunData, other: RunData | None, groups: Sequence[TrajectoryGroup]) -> list[str]:
-    metrics = {one.name: one.results.get("metrics", {}) for one in (run, other) if one}
+    metrics = {run.name: run.results.get("metrics", {})}
+    if other:
+        metrics[other.name] = other.results.get("metrics", {})
     try:
         found = result_tables(run.results) if "evaluation" in run.results else []
-        found += [metrics_table(metrics if other else {"value": metrics[run.name]})] if metrics[run.name] else []
+        if metrics[run.name]:
+            found.append(metrics_table(metrics if other else {"value": metrics[run.name]}))
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
-        names, reason = " or ".join(metrics), f"{type(error).__name__}: {error}"
-        raise ValueError(f"{RESULTS_FILE} of {names} is damaged or of another version ({reason})") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"{RESULTS_FILE} of {' or '.join(metrics)} is damaged or of another version ({reason})"
+        ) from error
     parts = list(map(tables.result_table, found))
     if groups:
         parts.append(tables.stops_table(groups))
@@ -108,9 +116,13 @@ def _tables(run: RunData, other: RunData | None, groups: Sequence[TrajectoryGrou
 
 
 def _plots(run: RunData, other: RunData | None, groups: Sequence[TrajectoryGroup]) -> list[str]:
-    runs = [(run.name, run.steps), *([(other.name, other.steps)] if other else [])]
-    # A family of metrics, "NAME/...", has a line for each of them, too many to compare.
-    parts = [charts.curve(panel, runs[:1] if "/" in panel.metrics[0] else runs) for panel in panels_of(run.steps)]
+    own = (run.name, run.steps)
+    runs = [own, (other.name, other.steps)] if other else [own]
+    parts = []
+    for panel in panels_of(run.steps):
+        # A family of metrics, "NAME/...", has a line for each of them, too many to compare.
+        is_family = "/" in panel.metrics[0]
+        parts.append(charts.curve(panel, [own] if is_family else runs))
     if groups:
         parts.append(charts.turn_tokens(groups))
     return parts

@@ -39,7 +39,8 @@ class TrajectoryRecords:
     passage_ids: dict[str, int] = field(default_factory=dict)  # contents to position in the page's passages
 
     def add(self, scored: ScoredTrajectory, summary: TrajectorySummary) -> None:
-        problem, outcome = scored.trajectory.problem, scored.trajectory.outcome
+        problem = scored.trajectory.problem
+        outcome = scored.trajectory.outcome
         quality = memory_quality(scored.trajectory)
         self.qualities.append(quality)
         entry = {
@@ -56,9 +57,11 @@ class TrajectoryRecords:
             "step": summary.step,
             "rollout": scored.trajectory.rollout,
         }
-        turns, memory = [], ""
-        lengths = (*summary.context_lengths, *[None] * len(outcome.turns))
-        for turn, turn_quality, tokens in zip(outcome.turns, quality, lengths, strict=False):
+        turns = []
+        memory = ""  # after the previous turn
+        for number, (turn, turn_quality) in enumerate(zip(outcome.turns, quality, strict=True)):
+            has_length = number < len(summary.context_lengths)
+            tokens = summary.context_lengths[number] if has_length else None
             turns.append(self._turn(turn, turn_quality, memory) | {"tokens": tokens})
             memory = turn.new_memory
         details = {
@@ -81,20 +84,16 @@ class TrajectoryRecords:
         # What calls that are no searches returned is in the observation alone.
         searched = bool(passages) and len(turn.calls) <= len(turn.queries)
         shown_in_full = searched and all(contents in turn.observation for contents in passages)
+        searches = []
+        for query, result in search_results(turn):
+            found = [[self._passage_id(passage.contents), encode_float(passage.score)] for passage in result.passages]
+            searches.append({"query": query.text, "top_n": query.top_n, "error": result.error, "passages": found})
         return {
             # null if it is the new memory of the previous turn, as it is nearly always.
             "memory": None if turn.memory == previous_memory else turn.memory,
             "thought": thought.strip() if closed else "",
             "action": action.strip() if closed else thought.strip(),
-            "searches": [
-                {
-                    "query": query.text,
-                    "top_n": query.top_n,
-                    "error": result.error,
-                    "passages": [[self._passage_id(one.contents), encode_float(one.score)] for one in result.passages],
-                }
-                for query, result in search_results(turn)
-            ],
+            "searches": searches,
             "observation": "" if shown_in_full else turn.observation,
             "rewrite": "" if turn.new_memory else turn.rewrite,
             "new_memory": turn.new_memory,

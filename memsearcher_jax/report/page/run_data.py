@@ -60,18 +60,21 @@ def read_run(
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
     facts = read_facts(folder)
-    training, results = facts.training, {} if facts.training else facts.results
+    training = facts.training
+    results = {} if training else facts.results
     files = sorted((folder / "trajectories").glob(STEP_FILES if training else HOST_FILES))
     if not training and not files:
         raise ValueError(
             f"{folder} has neither {METRICS_FILE} nor trajectories/{HOST_FILES}: name the folder of a training run or "
             "of an evaluation"
         )
-    chosen, notes = files, []
+    chosen = files
+    notes: list[str] = []
     if training and files:
         # A training run may have a million trajectories, which take longer to count than the rest of the report.
         in_first = sum(1 for _ in numbered_lines(files[0]))
-        chosen = [files[index] for index in evenly_spaced(len(files), max(1, max_trajectories // max(1, in_first)))]
+        max_files = max(1, max_trajectories // max(1, in_first))
+        chosen = [files[index] for index in evenly_spaced(len(files), max_files)]
     if len(chosen) < len(files):
         notes.append(f"Trajectories are those of {len(chosen)} of {len(files)} steps, evenly spaced.")
     # Only an evaluation that is not finished has files that grow, or that end where it was killed.
@@ -104,7 +107,8 @@ def read_run(
 
 def evenly_spaced(total: int, limit: int) -> list[int]:
     """At most `limit` of the indices below `total`, ascending: with the last, and with the first if there are two."""
-    return np.linspace(total - 1, 0, min(total, limit)).round().astype(int)[::-1].tolist()
+    descending = np.linspace(total - 1, 0, min(total, limit)).round().astype(int)
+    return descending[::-1].tolist()
 
 
 def groups_of(run: RunData, label: str = "") -> list[TrajectoryGroup]:
@@ -115,7 +119,8 @@ def groups_of(run: RunData, label: str = "") -> list[TrajectoryGroup]:
     quarter = len(steps) // 4
     groups = []
     for chosen_steps in (steps[:quarter], steps[-quarter:]):
-        first, last = chosen_steps[0], chosen_steps[-1]
+        first = chosen_steps[0]
+        last = chosen_steps[-1]
         span = f"step {first}" if first == last else f"steps {first} to {last}"
         chosen = [summary for summary in run.summaries if summary.step in chosen_steps]
         groups.append(TrajectoryGroup(f"{label}, {span}" if label else span, chosen))
@@ -124,5 +129,11 @@ def groups_of(run: RunData, label: str = "") -> list[TrajectoryGroup]:
 
 def distinct_labels(run: RunData, other: RunData) -> tuple[str, str]:
     """Different labels for two runs, which start with the workflow."""
-    first, second = (f"{flatten(one.settings).get('agent.workflow', '')} ({one.name})".strip() for one in (run, other))
+    first = _label(run)
+    second = _label(other)
     return (first, second) if first != second else (f"{first} 1", f"{second} 2")
+
+
+def _label(run: RunData) -> str:
+    workflow = flatten(run.settings).get("agent.workflow", "")
+    return f"{workflow} ({run.name})".strip()

@@ -20,7 +20,8 @@ from memsearcher_jax.report.statistics import mean, wilson_interval
 
 LAST_STEPS = 10  # of training, averaged in the table of metrics
 MAX_ROWS = 60  # a longer table is folded
-MAIN, OTHER = "main", "other"
+MAIN = "main"
+OTHER = "other"
 FAMILIES = {
     OTHER: "Other metrics",
     STOP_PREFIX: "Stop reasons, fraction of trajectories",
@@ -50,7 +51,8 @@ def table(
 
     With more than `max_rows` rows it is folded.
     """
-    columns, rows = "".join(f'<th scope="col">{escape_html(name)}</th>' for name in head), list(rows)
+    rows = list(rows)
+    columns = "".join(f'<th scope="col">{escape_html(name)}</th>' for name in head)
     body = "".join(
         f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in others)}</tr>'
         for first, *others in rows
@@ -82,23 +84,23 @@ def tiles(group: TrajectoryGroup, other: TrajectoryGroup | None) -> str:
     return f'<dl class="tiles">{"".join(cells)}</dl><p class="note">{escape_html(note)}</p>'
 
 
-def result_table(of: ResultTable) -> str:
-    def cell(content: Cell) -> str:
-        if isinstance(content, str):
-            return escape_html(content)
-        mean, low, high = content
-        return f"{mean} <small>{low} to {high}</small>"
+def result_table(results: ResultTable) -> str:
+    rows = [list(map(_cell_html, row)) for row in results.rows]
+    return table(results.title, results.columns, rows, note=results.note)
 
-    return table(of.title, of.columns, [list(map(cell, row)) for row in of.rows], note=of.note)
+
+def _cell_html(cell: Cell) -> str:
+    if isinstance(cell, str):
+        return escape_html(cell)
+    mean, low, high = cell
+    return f"{mean} <small>{low} to {high}</small>"
 
 
 def steps_tables(steps: Sequence[Metrics]) -> str:
     """Every metric of a training run: the main ones, and a folded table for each family of the others, "NAME/..."."""
     families: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for metrics in steps for name in metrics if name != "step"):
-        prefix, slash, _ = name.partition("/")
-        family = MAIN if name in set(MetricName) else prefix + slash if slash else OTHER
-        families.setdefault(family, []).append(name)
+        families.setdefault(_family(name), []).append(name)
     caption = f"Metrics of {len(steps):,} steps"
     main = _steps_table(caption, families.pop(MAIN, []), steps)
     headings = {family: FAMILIES.get(family, family) for family in families}
@@ -108,6 +110,13 @@ def steps_tables(steps: Sequence[Metrics]) -> str:
     )
 
 
+def _family(name: str) -> str:
+    if name in set(MetricName):
+        return MAIN
+    prefix, slash, _ = name.partition("/")
+    return prefix + slash if slash else OTHER
+
+
 def _steps_table(caption: str, names: Sequence[str], steps: Sequence[Metrics]) -> str:
     """First and last value, mean of the last steps, minimum and maximum."""
     rows = []
@@ -115,9 +124,16 @@ def _steps_table(caption: str, names: Sequence[str], steps: Sequence[Metrics]) -
         values = [metrics[name] for metrics in steps if name in metrics]
         finite = [value for value in values if math.isfinite(value)]
         last = [value for value in values[-LAST_STEPS:] if math.isfinite(value)]
-        averages = (mean(last), min(finite, default=math.nan), max(finite, default=math.nan))
-        ends = (_step_value(name, values[0]), _step_value(name, values[-1]))
-        rows.append((escape_html(label(name)), *ends, *(format_metric(name, value) for value in averages)))
+        rows.append(
+            (
+                escape_html(label(name)),
+                _step_value(name, values[0]),
+                _step_value(name, values[-1]),
+                format_metric(name, mean(last)),
+                format_metric(name, min(finite, default=math.nan)),
+                format_metric(name, max(finite, default=math.nan)),
+            )
+        )
     head = ("metric", "first", "last", f"mean of last {LAST_STEPS}", "min", "max")
     return table(caption, head, rows, max_rows=len(rows))
 
@@ -148,12 +164,13 @@ def stops_table(groups: Sequence[TrajectoryGroup]) -> str:
 
 def accuracy_table(groups: Sequence[TrajectoryGroup], name: str) -> str:
     """Exact match with its interval for each value of a field; "" if no scored trajectory has one."""
-    scored = [[one for one in group.summaries if one.correct is not None] for group in groups]
+    scored = [[summary for summary in group.summaries if summary.correct is not None] for group in groups]
+    values = {getattr(summary, name) for summaries in scored for summary in summaries} - {None}
     rows = []
-    for value in sorted({getattr(one, name) for summaries in scored for one in summaries} - {None}):
+    for value in sorted(values):
         cells = [str(value)]
         for color, summaries in enumerate(scored):
-            correct = [bool(one.correct) for one in summaries if getattr(one, name) == value]
+            correct = [bool(summary.correct) for summary in summaries if getattr(summary, name) == value]
             if not correct:
                 cells.append("–")
                 continue
@@ -172,10 +189,14 @@ def datasets_table(groups: Sequence[TrajectoryGroup]) -> str:
     datasets = sorted({summary.dataset for group in groups for summary in group.summaries})
     for group in groups:
         for name in datasets:
-            if chosen := [summary for summary in group.summaries if summary.dataset == name]:
-                title = f"{name or 'unnamed'}, {group.label}" if len(groups) > 1 else name or "unnamed"
-                means[title] = {"n": sum(not one.stop.is_fault for one in chosen)} | summarize(chosen)
-    return result_table(means_table("Results by dataset", ("n", *SHOWN), means)) if len(datasets) > 1 else ""
+            chosen = [summary for summary in group.summaries if summary.dataset == name]
+            if chosen:
+                dataset = name or "unnamed"
+                title = f"{dataset}, {group.label}" if len(groups) > 1 else dataset
+                means[title] = {"n": sum(not summary.stop.is_fault for summary in chosen)} | summarize(chosen)
+    if len(datasets) < 2:
+        return ""
+    return result_table(means_table("Results by dataset", ("n", *SHOWN), means))
 
 
 def memory_table(qualities: Sequence[Sequence[TurnQuality]]) -> str:
@@ -195,7 +216,8 @@ def memory_table(qualities: Sequence[Sequence[TurnQuality]]) -> str:
 
 def settings_table(settings: dict[str, Any], other: dict[str, Any] | None) -> str:
     """Every setting of run.json; with another run's, different settings come first and are highlighted."""
-    first, second = flatten(settings), flatten(other or {})
+    first = flatten(settings)
+    second = flatten(other or {})
     if other is None:
         rows = [(escape_html(name), escape_html(value)) for name, value in first.items()]
         return table("Settings", ("setting", "value"), rows, max_rows=len(rows))
@@ -203,7 +225,7 @@ def settings_table(settings: dict[str, Any], other: dict[str, Any] | None) -> st
     rows = []
     for name in sorted(first | second, key=lambda name: name not in differing):
         heading = f"<mark>{escape_html(name)}</mark>" if name in differing else escape_html(name)
-        rows.append((heading, *(escape_html(one.get(name, "–")) for one in (first, second))))
+        rows.append((heading, escape_html(first.get(name, "–")), escape_html(second.get(name, "–"))))
     return table("Settings, differences first", ("setting", "this run", "the other"), rows, max_rows=len(rows))
 
 
