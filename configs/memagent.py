@@ -15,8 +15,10 @@ from memsearcher_jax.data.synthetic.documents import DocumentConfig
 
 
 def memagent_7b() -> RunConfig:
-    """The settings of MemAgent's 7B run, on the devices of `qwen7b`: chunks of 5,000 tokens, a memory and an answer of
-    1,024, 16 rollouts of 128 documents of 32,000 tokens, exact match as the reward.
+    """The settings of MemAgent's 7B run, on the devices of `qwen7b`.
+
+    Chunks of 5,000 tokens, a memory and an answer of 1,024, 16 rollouts of 128 documents of 32,000 tokens, exact match
+    as the reward.
     """
     base = qwen7b()
     return replace(
@@ -33,8 +35,9 @@ def memagent_7b() -> RunConfig:
 
 
 def tiny_memagent() -> RunConfig:
-    """Documents of 10 passages, about one in a chunk of 64 tokens; the test has up to 1,000. Ten minutes on one CPU
-    core; docs/train.md has the results.
+    """Documents of 10 passages, about one in a chunk of 64 tokens; the test has up to 1,000.
+
+    Ten minutes on one CPU core; docs/train.md has the results.
     """
     base = tiny()
     return replace(

@@ -15,8 +15,9 @@ from memsearcher_jax.training.config import TrainingConfig
 
 
 def memalpha_4b() -> RunConfig:
-    """Qwen3-4B on 16 devices of 32 GB (v6e-16) by default. 85 steps are five epochs of the original's 562 streams, 32
-    per step.
+    """Qwen3-4B on 16 devices of 32 GB (v6e-16) by default.
+
+    85 steps are five epochs of the original's 562 streams, 32 per step.
 
     An update has the original's 32 contexts: a step of 256 trajectories of 10 chunks makes 80 updates. The learning
     rate rises over 5 % of the steps, as the original's.

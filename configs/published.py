@@ -13,8 +13,10 @@ from memsearcher_jax.rl.config import CompleterConfig
 
 
 def memsearcher_3b() -> RunConfig:
-    """MemSearcher's 3B model as its `eval.sh` evaluates it: greedy, 20 turns, 512 tokens for a reply or a memory,
-    errors of the search as results, and the 10 passages of its search server where a call does not say how many.
+    """MemSearcher's 3B model as its `eval.sh` evaluates it.
+
+    Greedy, 20 turns, 512 tokens for a reply or a memory, errors of the search as results, and the 10 passages of its
+    search server where a call does not say how many.
 
     `--judge.backend openai --judge.url URL` adds the judge that its `llm_judge.py` asks.
     """
@@ -37,8 +39,10 @@ def search_r1_3b_it() -> RunConfig:
 
 
 def memalpha_4b_original() -> RunConfig:
-    """Mem-alpha's 4B model as its `main.py` and memory server evaluate it: greedy, with answers by Qwen3-32B without
-    thoughts, at temperature 0.7, from at most 30,000 tokens of memory. Chunks are longer than in training.
+    """Mem-alpha's 4B model as its `main.py` and memory server evaluate it.
+
+    Greedy, with answers by Qwen3-32B without thoughts, at temperature 0.7, from at most 30,000 tokens of memory. Chunks
+    are longer than in training.
 
     `--answerer.backend openai --answerer.url URL`, and the same for `judge`, which the sources lme_train and
     longmemeval_s* need.

@@ -53,8 +53,9 @@ def qwen3b() -> RunConfig:
 
 
 def qwen7b() -> RunConfig:
-    """Qwen2.5-7B on 32 devices of 32 GB (v6e-32) by default: one row per device and microbatch, four devices per
-    sampler. On devices of 16 GB: `--model.remat nothing_saveable`.
+    """Qwen2.5-7B on 32 devices of 32 GB (v6e-32) by default.
+
+    One row per device and microbatch, four devices per sampler. On devices of 16 GB: `--model.remat nothing_saveable`.
     """
     shape = replace(SMALL, embed_size=3_584, ffn_size=18_944, layers=28, heads=28, kv_heads=4, head_size=128)
     # It takes a sixth less time than nothing_saveable.
@@ -86,8 +87,10 @@ def search_r1_3b() -> RunConfig:
 
 
 def mem1_7b() -> RunConfig:
-    """MEM1's search agent, on the devices of `qwen7b`, with GRPO in place of its PPO: the base model, questions joined
-    in pairs, six turns of 1,000 tokens, three passages in 1,000 tokens, exact match as the reward.
+    """MEM1's search agent, on the devices of `qwen7b`, with GRPO in place of its PPO.
+
+    The base model, questions joined in pairs, six turns of 1,000 tokens, three passages in 1,000 tokens, exact match as
+    the reward.
     """
     base, search_r1 = qwen7b(), search_r1_3b()
     return replace(

@@ -21,22 +21,29 @@ from memsearcher_jax.sft.config import SFTConfig
 
 
 def tiny_warmstart() -> RunConfig:
-    """Makes `package:tiny`, of about a million parameters, from random weights: MemSearcher and ReAct, 400 steps, a new
-    encyclopedia for each; 44 minutes on one CPU core that was shared."""
+    """Makes `package:tiny`, of about a million parameters, from random weights.
+
+    MemSearcher and ReAct, 400 steps, a new encyclopedia for each; 44 minutes on one CPU core that was shared.
+    """
     return warmstart(replace(tiny(), data=DataConfig()), "", 2e-3, warmup=50, decay=4_200)
 
 
 def tiny_baselines_warmstart() -> RunConfig:
-    """Makes `package:tiny_baselines` in 100 steps: `package:tiny`, which can copy, learns the protocols of Search-R1,
-    RAG and direct, from demonstrations with the same faults."""
+    """Makes `package:tiny_baselines` in 100 steps.
+
+    `package:tiny`, which can copy, learns the protocols of Search-R1, RAG and direct, from demonstrations with the same
+    faults.
+    """
     base = replace(tiny_search_r1(), sampling=tiny().sampling, data=DataConfig(), training=tiny().training)
     return warmstart(base, "package:tiny", 1e-3, warmup=20, decay=1_200)
 
 
 def tiny_memagent_warmstart() -> RunConfig:
-    """Makes `package:tiny_memagent` in 220 steps, with a new encyclopedia for each: `package:tiny`, which reads
-    passages, learns to compare titles, and the protocol of MemAgent from single contexts with errors; 12 minutes on one
-    CPU core, and export_hf.py --dtype bfloat16."""
+    """Makes `package:tiny_memagent` in 220 steps, with a new encyclopedia for each.
+
+    `package:tiny`, which reads passages, learns to compare titles, and the protocol of MemAgent from single contexts
+    with errors; 12 minutes on one CPU core, and export_hf.py --dtype bfloat16.
+    """
     base = tiny_memagent()
     encyclopedia = replace(base.data.encyclopedia, train_people=64, test_people=16, other_people=0)
     base = replace(base, data=replace(base.data, encyclopedia=encyclopedia), training=tiny().training)
@@ -44,8 +51,10 @@ def tiny_memagent_warmstart() -> RunConfig:
 
 
 def tiny_memalpha_warmstart() -> RunConfig:
-    """Makes `package:tiny_memalpha` in 200 steps, with new stories for each, from BASE (--model.path BASE): those of
-    `package:tiny` with embedding rows for more tokens, which can copy.
+    """Makes `package:tiny_memalpha` in 200 steps, with new stories for each.
+
+    It starts from BASE (--model.path BASE): the weights of `package:tiny`, which can copy, with embedding rows for more
+    tokens.
 
     python -m examples.warmstart.tokenizers extend BASE
     """
@@ -57,8 +66,10 @@ def tiny_memalpha_warmstart() -> RunConfig:
 
 
 def smollm2_warmstart() -> RunConfig:
-    """Makes the adapters of `smollm2` in 30 steps of 12 questions, and of one step of every second one as a question of
-    its own; a step has several mini-batches. The learning rate is 0 after 93 updates; 30 steps made 85.
+    """Makes the adapters of `smollm2` in 30 steps of 12 questions.
+
+    One step of every second question is a question of its own, too. A step has several mini-batches. The learning rate
+    is 0 after 93 updates; 30 steps made 85.
 
     --data.train FILE --data.test FILE --retrieval.corpus FILE, for both commands. Questions of data.test are only
     measured, so give those to tune on. All weights learn at a lower rate than adapters: --model.lora_rank 0

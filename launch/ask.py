@@ -138,7 +138,8 @@ def model_answer(run: Run, begin: Callable[[str], None]) -> Callable[[Problem, C
     params = setup.publish(run, state.initial_params(run))
     driver = setup.make_driver(run, evaluation=True)
     assert driver.sampling is not None, "make_driver sets it"
-    temperature, top_p = driver.sampling.temperature, driver.sampling.top_p
+    temperature = driver.sampling.temperature
+    top_p = driver.sampling.top_p
     reward_fn = state.open_reward_fn(run, evaluation=True)  # its answerer answers from a memory
 
     def answer(problem: Problem, console: Console) -> Outcome:

@@ -260,7 +260,8 @@ def _require_local_paths(flags: Any) -> None:
 def _new(command: type[CommandT], source: SettingsSource, words: Sequence[str]) -> CommandT:
     """Settings of a preset, or of the run in --checkpoint, with the weights in --checkpoint and the overrides."""
     checkpoint = source.checkpoint
-    run_folder, export = None, None
+    run_folder = None
+    export = None
     if checkpoint is not None:
         run_folder = checkpoint if is_run(checkpoint) else None
         export = find_export(checkpoint, "--checkpoint")

@@ -1,5 +1,7 @@
-"""JAX's persistent compilation cache, on by default, in the user's cache directory, and the devices that a CPU is split
-into. JAX, which reads the environment when it is imported, is not imported yet."""
+"""The environment that JAX reads when it is imported: its persistent compilation cache, and the devices of a CPU.
+
+The cache is on by default, in the user's cache directory. `choose` runs before JAX is imported.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from memsearcher_jax.hosts.preemption import ADDRESS
 from memsearcher_jax.launch import preconditions
 
 OFF = "off"
-DIRECTORY, DEVICES = "JAX_COMPILATION_CACHE_DIR", "JAX_NUM_CPU_DEVICES"
+DIRECTORY = "JAX_COMPILATION_CACHE_DIR"
+DEVICES = "JAX_NUM_CPU_DEVICES"
 LIMITS = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",  # most programs of a small model take less than JAX's second
     "JAX_COMPILATION_CACHE_MAX_SIZE": str(4 << 30),  # bytes; the oldest programs go first

@@ -119,7 +119,8 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
     Each of the `hosts` answers its share of the questions; the first one writes the results. Errors of the user exit in
     one line.
     """
-    config, resume = flags.run, flags.resume
+    config = flags.run
+    resume = flags.resume
     with cli.one_line_errors(), contextlib.ExitStack() as startup, announced() as begin:
         if resume:
             require_same_evaluation(flags.out, config)

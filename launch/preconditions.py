@@ -43,17 +43,19 @@ def require_inputs(config: RunConfig, *, questions: str = "", accelerator: bool 
 
     `questions`: the setting that names them, if the command needs any. `accelerator`: whether it needs one here.
     """
-    retrieval, searches = config.retrieval, agent_of(config).searches
+    retrieval = config.retrieval
+    searches = agent_of(config).searches
+    has_passages = retrieval.index or retrieval.corpus or retrieval.url
     encodes = searches and not retrieval.url and retrieval.method != "bm25"
     needs = {
         "--model.path DIR (its weights)": not config.model.path,
         f"--{questions} FILE (questions)": questions and config.data.is_synthetic,
-        "--retrieval.index DIR or --retrieval.corpus FILE (passages)": searches
-        and not (retrieval.index or retrieval.corpus or retrieval.url),
+        "--retrieval.index DIR or --retrieval.corpus FILE (passages)": searches and not has_passages,
         f"--retrieval.encoder DIR (of E5, or {HASHING})": encodes and not retrieval.encoder,
         "an accelerator (a TPU or a GPU)": accelerator and not has_accelerator(),
     }
-    if config.published_model and (missing := [name for name, absent in needs.items() if absent]):
+    missing = [name for name, is_missing in needs.items() if is_missing]
+    if config.published_model and missing:
         raise ValueError(
             f"a preset of a published model needs {', '.join(missing)}; --smoke_test starts with random weights, "
             "synthetic data and hashed words instead, on any device"
@@ -62,7 +64,8 @@ def require_inputs(config: RunConfig, *, questions: str = "", accelerator: bool 
 
 def require_extra(extra: str, *libraries: str, needed_by: str = "") -> None:
     """Raises ValueError if a library of this extra is not installed. The message starts with `needed_by`."""
-    if missing := [name for name in libraries if importlib.util.find_spec(name) is None]:
+    missing = [name for name in libraries if importlib.util.find_spec(name) is None]
+    if missing:
         raise ValueError(f"{needed_by}{missing[0]} is not installed: pip install 'memsearcher_jax[{extra}]'")
 
 

@@ -27,8 +27,11 @@ from memsearcher_jax.ranges import Count
 
 @dataclass(frozen=True)
 class QueuedResource:
-    """Request slices (create), print the state of the request (status), run the words after -- on every VM at the same
-    time (ssh), or delete the slices and end their programs (delete)."""
+    """Request slices of TPU VMs, use them, and delete them.
+
+    create requests slices; status prints the state of the request; ssh runs the words after -- on every VM at the same
+    time; delete deletes the slices and ends their programs.
+    """
 
     action: tyro.conf.Positional[Literal["create", "status", "ssh", "delete"]]
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]

@@ -106,7 +106,8 @@ def trained_model(folder: str | Path) -> ModelConfig:
 
 def teacher_model(config: RunConfig) -> ModelConfig:
     """The model in teacher.path, computed as the policy is. Reads no weights. Raises ValueError or OSError."""
-    path, policy = config.teacher.path, config.model
+    path = config.teacher.path
+    policy = config.model
     model = trained_model(path) if is_run(path) else weights.read_config(located(path))
     if model.max_positions < config.sampling.context_tokens:
         raise ValueError(
