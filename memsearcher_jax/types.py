@@ -15,7 +15,6 @@ from html import unescape
 from typing import Any, Protocol
 from unicodedata import normalize
 
-
 # Problems: what is asked, and the golden answers.
 
 

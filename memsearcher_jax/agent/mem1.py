@@ -30,11 +30,11 @@ def mem1(question: str, *, config: AgentConfig, prompts: Mem1Prompts, token_coun
     counts = Counter(invalid_actions=0, passages_clipped=0, memory_tokens=0)
     while True:
         completion = yield Generate(prompts.initial_prompt(question, state), config.completion_tokens, END_OF_ACTION)
-        stop, content = read_action(completion, len(turns) + 1 == config.max_turns, counts)
+        action = read_action(completion, len(turns) + 1 == config.max_turns, counts)
         turn = Turn(state, completion.text)
-        if stop:
-            return protocol.ended(stop, content or "", turns, turn, counts)
-        used = yield from run_query(content, turn, config=config, prompts=prompts, token_counter=token_counter)
+        if action.stop:
+            return protocol.ended(action.stop, action.answer, turns, turn, counts)
+        used = yield from run_query(action.query, turn, config=config, prompts=prompts, token_counter=token_counter)
         counts.update(used.counts)
         if used.error and config.on_search_error == "stop":
             return Outcome(StopReason.SEARCH_FAILED, "", (*turns, used.turn), dict(counts), used.error)

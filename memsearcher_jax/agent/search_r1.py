@@ -69,33 +69,48 @@ class SearchR1Prompts(Prompts):
 
 
 def parse_answer(transcript: str) -> tuple[str | None, str]:
-    """(answer, format error) of a transcript: the last answer. The format is a sequence of thoughts, each followed by a
-    search and its results, the last one by the answer."""
+    """(answer, format error) of a transcript: the last answer.
+
+    The format is a sequence of thoughts, each followed by a search and its results, the last one by the answer.
+    """
     reply = transcript.partition(ASSISTANT)[2]
     written = re.sub(_INFORMATION, "", reply, flags=re.DOTALL)  # a page may contain tags
     answers = [content for action, content in ACTION.findall(written) if action == "answer"]
     if not answers:
         return None, "bad format: no answer"
-    return answers[-1].strip(), "" if _WELL_FORMED.fullmatch(reply) else "bad format: not thought, search or answer"
+    error = "" if _WELL_FORMED.fullmatch(reply) else "bad format: not thought, search or answer"
+    return answers[-1].strip(), error
 
 
-def read_action(completion: Completion, is_last: bool, counts: Counter[str]) -> tuple[StopReason | None, str | None]:
-    """Why the reply ends the trajectory, and its answer; or None and what it searches, None for no action."""
+@dataclass(frozen=True)
+class Action:
+    """What a reply does: it ends the trajectory, perhaps with an answer, or it searches, or neither."""
+
+    stop: StopReason | None = None
+    answer: str = ""
+    query: str | None = None
+
+
+def read_action(completion: Completion, is_last: bool, counts: Counter[str]) -> Action:
+    """The action of a reply; `is_last`: of the last turn, whose search is not run."""
     if completion.finish in (FinishReason.CONTEXT_FULL, FinishReason.FORGED_TURN):
-        return protocol.STOP_REASONS[completion.finish], ""
+        return Action(protocol.STOP_REASONS[completion.finish])
     match = ACTION.search(completion.text)
-    action, content = (match[1], match[2].strip()) if match else ("", None)
-    counts["invalid_actions"] += not action
-    if action == "answer":
-        return StopReason.ANSWERED, content
-    return (StopReason.MAX_TURNS, "") if is_last else (None, content)
+    counts["invalid_actions"] += match is None
+    if match and match[1] == "answer":
+        return Action(StopReason.ANSWERED, answer=match[2].strip())
+    if is_last:
+        return Action(StopReason.MAX_TURNS)
+    return Action(query=match[2].strip() if match else None)
 
 
 def run_query(
     query: str | None, turn: Turn, *, config: AgentConfig, prompts: SearchR1Prompts, token_counter: TokenCounter
 ) -> Generator[Search, tuple[SearchResult, ...], ToolUse]:
     """Runs the search of a reply; the message is the text that follows the reply, also one without an action."""
-    result, message, counts = SearchResult(), (TextSpan(prompts.invalid[0], True),), {}
+    result = SearchResult()
+    message = (TextSpan(prompts.invalid[0], True),)
+    counts: dict[str, int] = {}
     if query:  # search services refuse an empty one
         queries = (Query(query, config.default_top_n),)
         (result,) = yield Search(queries)
@@ -122,11 +137,11 @@ def search_r1(question: str, *, config: AgentConfig, prompts: SearchR1Prompts, t
     request = Generate(prompts.initial_prompt(question), config.completion_tokens, END_OF_ACTION)
     while True:
         completion = yield request
-        stop, content = read_action(completion, len(turns) + 1 == config.max_turns, counts)
+        action = read_action(completion, len(turns) + 1 == config.max_turns, counts)
         turn = Turn(memory="", reply=completion.text)
-        if stop:
-            return protocol.ended(stop, content or "", turns, turn, counts)
-        used = yield from run_query(content, turn, config=config, prompts=prompts, token_counter=token_counter)
+        if action.stop:
+            return protocol.ended(action.stop, action.answer, turns, turn, counts)
+        used = yield from run_query(action.query, turn, config=config, prompts=prompts, token_counter=token_counter)
         counts.update(used.counts)
         if used.error and config.on_search_error == "stop":
             return Outcome(StopReason.SEARCH_FAILED, "", (*turns, used.turn), dict(counts), used.error)
