@@ -27,6 +27,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -51,6 +52,7 @@ STEP_FILES = f"step_{'[0-9]' * 6}.jsonl.gz"
 """Pattern of the files of a training run: a copy in the same folder has another name."""
 HOST_FILES = f"host_{'[0-9]' * 4}.jsonl.gz"
 """Pattern of the files of an evaluation."""
+GZIP_MAGIC = b"\x1f\x8b"
 
 
 def step_path(directory: str | Path, step: int) -> Path:
@@ -101,8 +103,21 @@ def log_lines(path: Path) -> Iterator[tuple[str, bytes]]:
     try:
         yield from numbered_lines(path)
     except ValueError as error:
-        if not isinstance(error.__cause__, EOFError):
+        is_cut = isinstance(error.__cause__, EOFError)
+        if not is_cut and not (isinstance(error.__cause__, gzip.BadGzipFile) and _is_cut_after_one_byte(path)):
             raise
+
+
+def _is_cut_after_one_byte(path: Path) -> bool:
+    """Whether complete gzip members are followed by the first byte of another one, which is no EOFError to gzip."""
+    content = path.read_bytes()
+    if content[-1:] != GZIP_MAGIC[:1]:
+        return False
+    try:
+        gzip.decompress(content[:-1])
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        return False
+    return True
 
 
 def clean_log(path: Path, keep: Callable[[ScoredTrajectory], bool]) -> None:

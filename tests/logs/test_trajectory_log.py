@@ -34,12 +34,11 @@ def log(tmp_path):
 
 
 def test_a_file_cut_at_any_byte_keeps_its_complete_trajectories_and_accepts_more(log):
-    """A single byte of a line is damage: it does not show what it is the beginning of."""
     write(log, [0])
     first = log.stat().st_size
     write(log, [1])
     both = log.read_bytes()
-    for size in {*range(len(both) + 1)} - {1, first + 1}:
+    for size in range(len(both) + 1):
         log.write_bytes(both[:size])
         found = list(read_trajectories(log, log=True))
         assert found == [scored(number) for number in range(len(found))]
@@ -71,6 +70,18 @@ def test_damage_before_the_end_raises_and_removes_nothing(log):
         with pytest.raises(ValueError, match=r"host_0000.jsonl.gz: compressed data is damaged after line 1"):
             use()
     assert log.read_bytes() == damaged
+
+
+def test_one_byte_that_begins_no_member_is_damage(log):
+    write(log, range(2))
+    log.write_bytes(log.read_bytes() + b"x")
+    with pytest.raises(ValueError, match="compressed data is damaged after line 2"):
+        list(read_trajectories(log, log=True))
+    damaged = bytearray(log.read_bytes()[:-1] + b"\x1f")
+    damaged[0] = 0
+    log.write_bytes(damaged)
+    with pytest.raises(ValueError, match="compressed data is damaged after line 0"):
+        list(read_trajectories(log, log=True))
 
 
 def test_a_killed_process_loses_no_appended_trajectory(log):
