@@ -152,6 +152,15 @@ class ChatTokenizer:
         """Ids of trusted text; ChatML becomes the markup and the control tokens of the model."""
         return tuple(self._template.encode(_substitute(text, self._own_markup), add_special_tokens=False).ids)
 
+    def encode_markup(self, text: str) -> tuple[int, ...]:
+        """Ids of text that a chat template of the model rendered, with its control tokens."""
+        return tuple(self._template.encode(text, add_special_tokens=False).ids)
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """The control tokens as text."""
+        return tuple(self._specials.values())
+
     def encode_untrusted(self, text: str) -> tuple[int, ...]:
         """Ids of outside text; chat markup stays text."""
         return tuple(self._outside.encode(text, add_special_tokens=False).ids)

@@ -14,7 +14,7 @@ PACKAGE = "memsearcher_jax"
 # A name includes all its submodules.
 NAMES = ("types", "jsonl", "ranges", "analyzer", "python_files")
 TYPES, JSONL, RANGES, ANALYZER, PYTHON_FILES = SHARED = [f"{PACKAGE}.{name}" for name in NAMES]
-CONFIG, TOKENIZER = f"{PACKAGE}.config", f"{PACKAGE}.tokenizer"
+CONFIG, TOKENIZER, CHAT_TEMPLATE = (f"{PACKAGE}.{name}" for name in ("config", "tokenizer", "chat_template"))
 AGENT, HTTP, RETRIEVAL, LOGS, REPORT = (
     f"{PACKAGE}.{name}" for name in ("agent", "http", "retrieval", "logs", "report")
 )
@@ -47,7 +47,7 @@ PACKAGES = {
     "report": {AGENT, LOGS, TYPES, JSONL, "numpy", "scipy", "matplotlib", "rich"},
     "hosts": {CONFIG, MODEL, "numpy", "jax"},
 }
-LIBRARIES = {f"{PACKAGE}.{name}" for name in PACKAGES} | {CONFIG, TOKENIZER, *SHARED, "numpy", "jax"}
+LIBRARIES = {f"{PACKAGE}.{name}" for name in PACKAGES} | {CONFIG, TOKENIZER, CHAT_TEMPLATE, *SHARED, "numpy", "jax"}
 # Each of these packages may import the preceding ones.
 PACKAGES["runs"] = LIBRARIES | {"fsspec", "huggingface_hub"}
 PACKAGES["rl"] = LIBRARIES | {RUNS, "mcp"}
@@ -60,6 +60,7 @@ MODULES = {
     **{name: set() for name in ("__init__", *NAMES)},
     "ranges": {"annotated_types"},
     "tokenizer": {AGENT, MODEL, TYPES, "tokenizers"},
+    "chat_template": {MODEL, TOKENIZER},
     # Every command imports these two before JAX; a test below checks that they do not import JAX.
     "config": {AGENT, *SETTINGS, JSONL, RANGES, "annotated_types"},
     "checks": {AGENT, CONFIG, *SETTINGS, f"{PACKAGE}.data.benchmarks", RANGES},

@@ -10,27 +10,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import json
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from mcp.server.transport_security import TransportSecuritySettings
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import Route
 
-from memsearcher_jax.http.server import BodyLimit, Count, Overloaded, first_error
+from memsearcher_jax.http.chat import (
+    NEUTRAL_VALUES,
+    STREAM_END,
+    UNSUPPORTED,
+    ChatRequest,
+    chunk_event,
+    completion_body,
+    error_body,
+    head_of,
+    server_sent_event,
+    unsupported_parameter,
+    usage_body,
+    usage_event,
+)
+from memsearcher_jax.http.server import BodyLimit, Overloaded, first_error
 from memsearcher_jax.report.console import sources_of
 from memsearcher_jax.rl.rollout import Rollout
 from memsearcher_jax.serving.agent import AgentService, Event, RequestParams, check_text
@@ -43,97 +55,14 @@ PAGE_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-
 
 LOOPBACK = ["127.0.0.1", "localhost", "[::1]"]
 
-REFUSED_PARAMETERS = (
-    "allowed_token_ids",
-    "audio",
-    "bad_words",
-    "chat_template",
-    "chat_template_kwargs",
-    "continue_final_message",
-    "documents",
-    "echo",
-    "frequency_penalty",
-    "functions",
-    "guided_choice",
-    "guided_grammar",
-    "guided_json",
-    "guided_regex",
-    "ignore_eos",
-    "logit_bias",
-    "logits_processors",
-    "logprobs",
-    "min_p",
-    "min_tokens",
-    "presence_penalty",
-    "prompt_logprobs",
-    "reasoning_effort",
-    "stop",
-    "stop_token_ids",
-    "structured_outputs",
-    "tools",
-    "top_logprobs",
-    "truncate_prompt_tokens",
-    "use_beam_search",
-    "verbosity",
-)
-"""Parameters of OpenAI's and vLLM's that would change the answer. Values like 0, false and "" are accepted."""
-NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "function_call": ("none", "auto"),
-    "n": (1,),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("none", "auto"),
-    "top_k": (-1,),
-}
-"""Further such parameters, with the values that are accepted too, because they change nothing."""
-ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error", 504: "timeout_error"}
+REFUSED_PARAMETERS = (*UNSUPPORTED, "continue_final_message", "stop", "tools")
+NEUTRAL = NEUTRAL_VALUES | {"tool_choice": ("none", "auto")}
 
 
-class TextPart(BaseModel):
-    type: Literal["text"]
-    text: str
-
-
-def _parts(content: Any) -> Any:
-    """The content of a message as a list of parts, in which OpenAI's API also accepts a string or null."""
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    if content is None:
-        return []
-    return content
-
-
-class Message(BaseModel):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[list[TextPart], BeforeValidator(_parts)] = []
-
-    @property
-    def text(self) -> str:
-        return "\n".join(part.text for part in self.content)  # as vLLM and llama.cpp join them
-
-
-class StreamOptions(BaseModel):
-    include_usage: bool = False
-
-
-class ChatBody(BaseModel):
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
-
-    model: str
-    messages: Annotated[list[Message], Field(min_length=1)]
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    max_completion_tokens: Count | None = None
-    max_tokens: Count | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**32, strict=True)] | None = None
-
-    @property
-    def params(self) -> RequestParams:
-        seed = secrets.randbits(32) if self.seed is None else self.seed
-        return RequestParams(seed, self.temperature, self.top_p, self.max_completion_tokens or self.max_tokens)
+def request_params(body: ChatRequest) -> RequestParams:
+    """How the request samples."""
+    seed = secrets.randbits(32) if body.seed is None else body.seed
+    return RequestParams(seed, body.temperature, body.top_p, body.token_limit)
 
 
 def make_app(
@@ -198,10 +127,10 @@ def make_app(
         return JSONResponse({"object": "list", "data": [about]})
 
     @app.post("/v1/chat/completions")
-    async def chat(body: ChatBody, request: Request) -> Response:
+    async def chat(body: ChatRequest, request: Request) -> Response:
         if body.model != name:
             raise HTTPException(404, f"model: {body.model[:100]!r} is not served: use {name!r}")
-        if unsupported := _unsupported_parameter(body.model_extra or {}):
+        if unsupported := unsupported_parameter(body.model_extra or {}, REFUSED_PARAMETERS, NEUTRAL):
             raise HTTPException(400, f"{unsupported}: the agent does not support it")
         *earlier, last = body.messages
         try:
@@ -214,25 +143,15 @@ def make_app(
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
         ignored = 0 if agent.reader else len(earlier)
-        answer = _ChatCompletion(agent, name, body.params, ignored)
+        answer = _ChatCompletion(agent, name, request_params(body), ignored)
         events = answer.events(texts, last.text)
         if not body.stream:
             return JSONResponse(await _unless_disconnected(request, answer.whole(events)))
         # Awaited here, so that an error before the first event has a status of its own.
         first = await _unless_disconnected(request, anext(events))
-        include_usage = body.stream_options is not None and body.stream_options.include_usage
-        return StreamingResponse(answer.streamed(first, events, include_usage), media_type="text/event-stream")
+        return StreamingResponse(answer.streamed(first, events, body.includes_usage), media_type="text/event-stream")
 
     return app
-
-
-def _unsupported_parameter(parameters: Mapping[str, Any]) -> str:
-    """The name of a parameter that would change the answer; "" if there is none."""
-    for name in (*REFUSED_PARAMETERS, *NEUTRAL_VALUES):
-        value = parameters.get(name)
-        if value and value not in NEUTRAL_VALUES.get(name, ()):
-            return name
-    return ""
 
 
 async def _unless_disconnected(request: Request, work: Awaitable[Event]) -> Event:
@@ -264,7 +183,7 @@ class _ChatCompletion:
     ignored: int  # messages that the agent is not shown
 
     def __post_init__(self) -> None:
-        self._head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": self.model}
+        self._head = head_of(self.model)
 
     async def events(self, texts: list[str], question: str) -> AsyncGenerator[Event]:
         """The events, the last of which has the type `end`. Raises HTTPException for what failed."""
@@ -302,11 +221,7 @@ class _ChatCompletion:
             raise HTTPException(status, outcome.error)
         prompt_tokens = tokens - sampled
         completion_tokens = sampled + self.agent.run.tokenizer.count(recalled)
-        usage = {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
-        }
+        usage = usage_body(prompt_tokens, completion_tokens)
         return {
             "type": "end",
             "answer": outcome.answer,
@@ -337,12 +252,11 @@ class _ChatCompletion:
             "reasoning_content": "".join(thoughts),
             "memsearcher": end,
         }
-        choice = {"index": 0, "message": message, "finish_reason": end.pop("finish_reason"), "logprobs": None}
-        return self._head | {"object": "chat.completion", "choices": [choice], "usage": usage}
+        return completion_body(self._head, message, end.pop("finish_reason"), usage)
 
     async def streamed(self, first: Event, events: AsyncGenerator[Event], include_usage: bool) -> AsyncGenerator[str]:
         """Server-sent events. An error that comes later is one of them, as OpenAI's clients expect it."""
-        yield self._chunk({"role": "assistant", "content": ""})
+        yield chunk_event(self._head, {"role": "assistant", "content": ""})
         event = first
         number = 0
         async with contextlib.aclosing(events):
@@ -352,35 +266,21 @@ class _ChatCompletion:
                     if event["type"] in ("reply", "rewrite"):
                         delta["reasoning_content"] = event.pop("text")
                     # With indices, because OpenAI's clients join the deltas of a stream.
-                    yield self._chunk({"memsearcher": [{"index": number} | event]} | delta)
+                    yield chunk_event(self._head, {"memsearcher": [{"index": number} | event]} | delta)
                     event = await anext(events)
                     number += 1
             except HTTPException as error:
-                yield _sse(error_body(error.status_code, error.detail))
+                yield server_sent_event(error_body(error.status_code, error.detail))
                 return
         usage = event.pop("usage")
         finish = event.pop("finish_reason")
         content = event.pop("answer")
         del event["turns"]  # sent before, as events of their own
-        yield self._chunk({"memsearcher": [{"index": number} | event], "content": content})
-        yield self._chunk({}, finish)
+        yield chunk_event(self._head, {"memsearcher": [{"index": number} | event], "content": content})
+        yield chunk_event(self._head, {}, finish)
         if include_usage:
-            yield _sse(self._head | {"object": "chat.completion.chunk", "choices": [], "usage": usage})
-        yield "data: [DONE]\n\n"
-
-    def _chunk(self, delta: Event, finish: str | None = None) -> str:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish}
-        return _sse(self._head | {"object": "chat.completion.chunk", "choices": [choice]})
-
-
-def _sse(value: Event) -> str:
-    return f"data: {json.dumps(value)}\n\n"
-
-
-def error_body(status: int, reason: str, param: str | None = None) -> dict[str, Any]:
-    """An error in OpenAI's format."""
-    kind = ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": reason, "type": kind, "param": param, "code": str(status)}}
+            yield usage_event(self._head, usage)
+        yield STREAM_END
 
 
 class RequireKey:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from memsearcher_jax.agent.memalpha.memory import Memory
 from memsearcher_jax.agent.tool_functions import Tool
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
+from memsearcher_jax.http.chat import Message
 from memsearcher_jax.launch import evaluate
 from memsearcher_jax.launch.serve_search import listen, run_server
 from memsearcher_jax.logs.trajectories import read_trajectories
@@ -27,7 +28,7 @@ from memsearcher_jax.retrieval.search import Searcher
 from memsearcher_jax.rl.tool_executor import tool_backend
 from memsearcher_jax.runs.run_dir import located
 from memsearcher_jax.serving.agent import Overloaded
-from memsearcher_jax.serving.app import Message, make_app
+from memsearcher_jax.serving.app import make_app
 from memsearcher_jax.types import Call, Generate, Outcome, StopReason
 
 
