@@ -7,15 +7,17 @@ calls) is encoded with special tokens disabled, so that a page that contains `<|
 from __future__ import annotations
 
 import re
+import threading
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+import numpy as np
+from tokenizers import Encoding, Tokenizer
 
 from memsearcher_jax.agent.prompts import ASSISTANT, END, SYSTEM, USER
 from memsearcher_jax.agent.protocol import THINK
@@ -28,6 +30,70 @@ CHATML = (SYSTEM, END + USER, END + ASSISTANT, "\n" + USER)  # the last one afte
 
 FIXED_DATE = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}\n"
 """Instead of today's date, which some templates write: a resumed run must write what it wrote."""
+
+
+CACHED_TOKENS = 1 << 21
+"""Tokens of the texts whose ids a tokenizer keeps: those of two thousand trajectories, in some 20 MB."""
+
+
+class _Encoder:
+    """Encodes texts, and keeps the ids of those that were used last: a workflow counts, clips and shows one text."""
+
+    def __init__(self, tokenizer: Tokenizer, prepare: Callable[[str], str] = str):
+        """`prepare` changes a text before it is encoded."""
+        self._tokenizer = tokenizer
+        self._prepare = prepare
+        self._ids: dict[str, np.ndarray] = {}  # the longest unused first
+        self._tokens = 0  # of all texts
+        self._lock = threading.Lock()  # a service counts questions in other threads
+
+    def ids(self, text: str) -> np.ndarray:
+        """The ids of a text, int32 [T], which is not to be changed."""
+        ids_T = self._cached(text)
+        return self._keep(text, self.encode(text)) if ids_T is None else ids_T
+
+    def encode(self, text: str) -> Encoding:
+        """The ids of a text with their offsets, which are not kept."""
+        return self._tokenizer.encode(self._prepare(text), add_special_tokens=False)
+
+    def _cached(self, text: str) -> np.ndarray | None:
+        with self._lock:
+            ids_T = self._ids.pop(text, None)
+            if ids_T is not None:
+                self._ids[text] = ids_T
+        return ids_T
+
+    def _keep(self, text: str, encoding: Encoding) -> np.ndarray:
+        ids_T = np.array(encoding.ids, np.int32)
+        ids_T.flags.writeable = False
+        with self._lock:
+            if text not in self._ids:
+                self._ids[text] = ids_T
+                self._tokens += _size(ids_T)
+            while self._tokens > CACHED_TOKENS:
+                oldest = next(iter(self._ids))
+                self._tokens -= _size(self._ids.pop(oldest))
+        return ids_T
+
+    def prefix(self, text: str, limit: int) -> str:
+        """The longest prefix of a text, at a token boundary, that encodes to at most `limit` tokens."""
+        ids_T = self._cached(text)
+        if ids_T is not None and len(ids_T) <= limit:
+            return text
+        encoding = self.encode(text)
+        if len(self._keep(text, encoding)) <= limit:
+            return text
+        # A prefix may encode to more tokens than the full text had for it, because its end merges differently.
+        for kept in range(limit, 0, -1):
+            clipped = text[: encoding.offsets[kept - 1][1]]
+            if len(self.ids(clipped)) <= limit:
+                return clipped
+        return ""
+
+
+def _size(ids_T: np.ndarray) -> int:
+    """What a text counts in `CACHED_TOKENS`; an empty one needs memory, too."""
+    return len(ids_T) + 8
 
 
 @dataclass(frozen=True)
@@ -148,9 +214,17 @@ class ChatTokenizer:
         assert id is not None, "load() demands special tokens"
         return id
 
+    @cached_property
+    def _trusted(self) -> _Encoder:
+        return _Encoder(self._template, lambda text: _substitute(text, self._own_markup))
+
+    @cached_property
+    def _untrusted(self) -> _Encoder:
+        return _Encoder(self._outside)
+
     def encode_trusted(self, text: str) -> tuple[int, ...]:
         """Ids of trusted text; ChatML becomes the markup and the control tokens of the model."""
-        return tuple(self._template.encode(_substitute(text, self._own_markup), add_special_tokens=False).ids)
+        return tuple(self._trusted.ids(text).tolist())
 
     def encode_markup(self, text: str) -> tuple[int, ...]:
         """Ids of text that a chat template of the model rendered, with its control tokens."""
@@ -163,7 +237,7 @@ class ChatTokenizer:
 
     def encode_untrusted(self, text: str) -> tuple[int, ...]:
         """Ids of outside text; chat markup stays text."""
-        return tuple(self._outside.encode(text, add_special_tokens=False).ids)
+        return tuple(self._untrusted.ids(text).tolist())
 
     def id_to_token(self, id: int) -> str | None:
         """The token as the vocabulary writes it, with spaces and other bytes as letters."""
@@ -171,32 +245,26 @@ class ChatTokenizer:
 
     def count(self, text: str) -> int:
         """Tokens of outside text."""
-        return len(self.encode_untrusted(text))
+        return len(self._untrusted.ids(text))
 
     def clip(self, text: str, limit: int) -> str:
         """The longest prefix of outside text, at a token boundary, that encodes to at most `limit` tokens."""
-        encoding = self._outside.encode(text, add_special_tokens=False)
-        if len(encoding.ids) <= limit:
-            return text
-        kept = limit
-        # A prefix may encode to more tokens than the full text had for it, because its end merges differently.
-        while kept > 0:
-            clipped = text[: encoding.offsets[kept - 1][1]]
-            if self.count(clipped) <= limit:
-                return clipped
-            kept -= 1
-        return ""
+        return self._untrusted.prefix(text, limit)
 
     def prompt(self, prompt: Prompt) -> tuple[tuple[int, ...], ...]:
         """The ids of each segment, encoded apart: training and evaluation see the same ids."""
-        return tuple(map(self._encode, prompt.segments))
+        return tuple(tuple(self._ids_of(segment).tolist()) for segment in prompt.segments)
 
     def encode_spans(self, spans: Sequence[TextSpan]) -> tuple[int, ...]:
         """The ids that extend a context."""
-        return tuple(id for span in spans for id in self._encode(span))
+        return tuple(self.span_ids(spans).tolist())
 
-    def _encode(self, span: TextSpan) -> tuple[int, ...]:
-        return self.encode_trusted(span.text) if span.trusted else self.encode_untrusted(span.text)
+    def span_ids(self, spans: Sequence[TextSpan]) -> np.ndarray:
+        """The ids of a prompt's segments, or of the spans that extend a context, in one array: int32 [T]."""
+        return np.concatenate([np.zeros(0, np.int32), *map(self._ids_of, spans)])
+
+    def _ids_of(self, span: TextSpan) -> np.ndarray:
+        return (self._trusted if span.trusted else self._untrusted).ids(span.text)
 
     def find_stop(self, pattern: str, ids: Sequence[int]) -> int | None:
         """The length of the shortest prefix of `ids` whose text matches the regular expression; None if none does.

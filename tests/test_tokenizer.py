@@ -1,15 +1,18 @@
 import json
+from dataclasses import replace
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memsearcher_jax import tokenizer as tokenizer_module
 from memsearcher_jax.agent import prompts
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.model.hf_config import transformers
 from memsearcher_jax.runs.run_dir import PACKAGED_TOKENIZER
 from memsearcher_jax.tokenizer import CHATML, ChatTokenizer
-from memsearcher_jax.types import FinishReason
+from memsearcher_jax.types import FinishReason, TextSpan
 from tests.support import byte_tokenizer, make_prompt
 
 TOKENIZERS = {"bytes": byte_tokenizer(), "packaged": ChatTokenizer.load(PACKAGED_TOKENIZER)}
@@ -42,6 +45,44 @@ def test_clipped_text_is_the_longest_prefix_within_the_limit(text, limit):
         assert tokenizer.count(clipped) <= limit
         assert clipped == text or tokenizer.count(text) > limit
         assert "\ufffd" not in clipped or "\ufffd" in text, "no character of several tokens is split"
+
+
+@settings(max_examples=60)
+@given(
+    texts=st.lists(hostile, min_size=1, max_size=4),
+    uses=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), max_size=20),
+    kept_tokens=st.sampled_from([0, 30, 1 << 20]),
+)
+def test_texts_that_are_used_again_have_the_same_ids_and_prefixes(texts, uses, kept_tokens):
+    """However many of them are kept: the ids are those of an encoder without a memory."""
+    for known in TOKENIZERS.values():
+        outside = known._outside
+
+        def ids_of(text, outside=outside):
+            return outside.encode(text, add_special_tokens=False).ids
+
+        def prefix_of(text, limit, outside=outside, ids_of=ids_of):
+            encoding = outside.encode(text, add_special_tokens=False)
+            prefixes = (text[: encoding.offsets[kept - 1][1]] for kept in range(limit, 0, -1))
+            return text if len(encoding) <= limit else next((p for p in prefixes if len(ids_of(p)) <= limit), "")
+
+        tokenizer = replace(known)
+        with mock.patch.object(tokenizer_module, "CACHED_TOKENS", kept_tokens):
+            for number, limit in uses:
+                text = texts[number % len(texts)]
+                assert tokenizer.clip(text, limit) == prefix_of(text, limit)
+                assert tokenizer.count(text) == len(ids_of(text))
+                assert tokenizer.encode_untrusted(text) == tuple(ids_of(text))
+                assert tokenizer.encode_trusted(text) == replace(known).encode_trusted(text)
+                spans = [TextSpan(text, False), TextSpan(text, True)]
+                assert tokenizer.span_ids(spans).tolist() == [*ids_of(text), *tokenizer.encode_trusted(text)]
+                encoder = tokenizer._untrusted
+                assert encoder._tokens == sum(len(ids) + 8 for ids in encoder._ids.values()) <= kept_tokens
+
+
+def test_the_ids_of_a_text_cannot_be_changed(tokenizer):
+    with pytest.raises(ValueError, match="read-only"):
+        tokenizer._untrusted.ids("text")[0] = 1
 
 
 def test_a_completion_excludes_its_stop_token(tokenizer):

@@ -279,7 +279,7 @@ class RolloutDriver:
         if not workflow.has_context:
             raise ValueError("a workflow must open a context with a Prompt before it adds text")
         scheduler = self.engine.scheduler
-        ids = self.tokenizer.encode_spans(request.text)
+        ids = self.tokenizer.span_ids(request.text)
         if not scheduler.fits(workflow.slot, len(ids)):
             return False
         drop = workflow.end_tokens if request.same_turn else 0
@@ -289,7 +289,7 @@ class RolloutDriver:
     def _open_context(self, workflow: _Running, prompt: Prompt, request: Generate, find_stop: FindStop | None) -> bool:
         """Replaces the context of the workflow by a new one; False, and changes nothing, if the prompt does not fit."""
         scheduler = self.engine.scheduler
-        ids = [id for segment in self.tokenizer.prompt(prompt) for id in segment]
+        ids = self.tokenizer.span_ids(prompt.segments)
         if not scheduler.fits(None, len(ids)):
             return False
         self._close_context(workflow)

@@ -129,7 +129,7 @@ class Scheduler:
     def open_context(
         self,
         slot: int,
-        ids: Sequence[int],
+        ids: Sequence[int] | np.ndarray,
         rng_stream: tuple[int, int],
         max_tokens: int,
         params: SamplingParams | None = None,
@@ -142,14 +142,19 @@ class Scheduler:
         ends apart from the stop ids; tokens that were sampled after it are removed, so its place in a step makes no
         difference. Raises ValueError for an empty prompt, or if nothing is left to generate.
         """
-        if not ids:
+        if not len(ids):
             raise ValueError("a prompt must have at least one token")
         context = Context(slot, rng_stream, params or self.settings.params, self.settings.context_tokens)
         self._generate(context, ids, max_tokens, find_stop)
         self._replica(slot).contexts[slot] = context
 
     def extend_context(
-        self, slot: int, ids: Sequence[int], max_tokens: int, find_stop: FindStop | None = None, drop: int = 0
+        self,
+        slot: int,
+        ids: Sequence[int] | np.ndarray,
+        max_tokens: int,
+        find_stop: FindStop | None = None,
+        drop: int = 0,
     ) -> None:
         """Removes the last `drop` tokens of the slot's context, appends text and starts another generation.
 
@@ -220,7 +225,12 @@ class Scheduler:
         self._replica(context.slot).truncate(context, length)
 
     def _generate(
-        self, context: Context, ids: Sequence[int], max_tokens: int, find_stop: FindStop | None, drop: int = 0
+        self,
+        context: Context,
+        ids: Sequence[int] | np.ndarray,
+        max_tokens: int,
+        find_stop: FindStop | None,
+        drop: int = 0,
     ) -> None:
         length = context.length - drop + len(ids)
         if min(max_tokens, self.settings.context_tokens - length) < 1:

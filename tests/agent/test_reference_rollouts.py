@@ -1,16 +1,18 @@
 """Our workflow on the scripts that were played to the original, in its wording: the same contexts, token for token of
 loss, the same searches and rewards; where ours differs on purpose, what it does instead."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
 from tokenizers import Tokenizer
 
+from memsearcher_jax import tokenizer
 from memsearcher_jax.agent import prompts
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.memsearcher import memsearcher
 from memsearcher_jax.agent.reward import Reward, memsearcher_reward, trajectory_reward
-from memsearcher_jax.types import Passage, Query, SearchResult, StopReason
+from memsearcher_jax.types import Passage, Query, SearchResult, StopReason, TokenCounter
 
 TRAINING_STOPS = {
     "one_turn": StopReason.ANSWERED,
@@ -72,6 +74,18 @@ class QwenTokenCounter:
 
 
 @dataclass(frozen=True)
+class ExactTokenCounter(QwenTokenCounter):
+    """Clips as `ChatTokenizer` does, and keeps nothing."""
+
+    def clip(self, text: str, limit: int) -> str:
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        if len(encoding.ids) <= limit:
+            return text
+        prefixes = (text[: encoding.offsets[kept - 1][1]] for kept in range(limit, 0, -1))
+        return next((prefix for prefix in prefixes if self.count(prefix) <= limit), "")
+
+
+@dataclass(frozen=True)
 class Rollout:
     """One trajectory of a recorded training batch."""
 
@@ -128,12 +142,14 @@ def train(qwen, scripted):
     )
     chosen = prompts.load(config)
 
-    def train(rollout: Rollout, *more: str):
+    def train(rollout: Rollout, *more: str, counter: TokenCounter = qwen):
         outputs = rollout.batch["model_outputs"][rollout.number]
         script = [(spoken(output, qwen.tokenizer), output["finish"]) for output in outputs]
         question = rollout.batch["questions"][rollout.number]
         return scripted(
-            memsearcher(question, config=config, prompts=chosen, token_counter=qwen), [*script, *more], rollout.search
+            memsearcher(question, config=config, prompts=chosen, token_counter=counter),
+            [*script, *more],
+            rollout.search,
         )
 
     return train
@@ -168,6 +184,32 @@ def test_training_contexts_and_rewards(rollouts, train):
         ours = trajectory_reward(played.outcome, played.transcript, rollout.golden)
         if rollout.archetype not in PAID_BY_THE_ORIGINAL_ONLY:
             assert ours.value == pytest.approx(rollout.reward.value, abs=1e-7), rollout.archetype
+
+
+def test_every_text_is_encoded_once_and_nothing_else_changes(rollouts, train, qwen, shared, monkeypatch):
+    """A text that is counted, clipped and shown; once more, with the offsets of its tokens, if it is cut."""
+    encoded: list[str] = []
+    cut: list[str] = []
+    encode, prefix = tokenizer._Encoder.encode, tokenizer._Encoder.prefix
+
+    def recorded(encoder, text: str):
+        encoded.append(text)
+        return encode(encoder, text)
+
+    def recorded_prefix(encoder, text: str, limit: int):
+        kept = prefix(encoder, text, limit)
+        cut.extend([text] * (kept != text))
+        return kept
+
+    monkeypatch.setattr(tokenizer._Encoder, "encode", recorded)
+    monkeypatch.setattr(tokenizer._Encoder, "prefix", recorded_prefix)
+    keeping = tokenizer.ChatTokenizer.load(shared / "tokenizer/qwen2.5")
+    for rollout in rollouts:
+        played = train(rollout, counter=keeping)
+        expected = train(rollout, counter=ExactTokenCounter(qwen.tokenizer))
+        assert played == expected, rollout.archetype
+    again = Counter(encoded) - Counter(set(encoded))
+    assert again <= Counter(cut) and len(encoded) > 100
 
 
 def test_the_originals_rule_gives_the_originals_rewards(rollouts):

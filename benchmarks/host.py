@@ -1,0 +1,447 @@
+"""What rollouts cost the host, and for how long devices wait: simulated devices, everything else as in training.
+
+python benchmarks/host.py --tokenizer DIR
+python benchmarks/host.py --workflow react --slots 64 --search_ms 50
+python benchmarks/host.py --between
+
+Calls of the engine take the time that the roofline gives them (decode by rows and context, prefill by width), and
+replies are scripted: trajectories of about 3.5 contexts, five passages of 120 tokens for each search, memories of 200
+tokens. The first run measures the clock; the second one, under cProfile, says where the host's time went.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import os
+import pstats
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+from unittest import mock
+
+import numpy as np
+import tyro
+from simulated_devices import CallTimes, CpuClock, SimulatedDevice, SimulatedRunner, WallClock, host_topology
+
+from memsearcher_jax.agent.base import Agent
+from memsearcher_jax.config import RunConfig, agent_of
+from memsearcher_jax.data.config import EncyclopediaConfig
+from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
+from memsearcher_jax.launch.cli import load_preset
+from memsearcher_jax.runs.run_dir import PACKAGED_TOKENIZER
+from memsearcher_jax.tokenizer import ChatTokenizer
+from memsearcher_jax.types import (
+    Passage,
+    Problem,
+    ScoredTrajectory,
+    Search,
+    SearchResult,
+    Stream,
+    StreamQuestion,
+    Trajectory,
+)
+
+TURNS = (1, 2, 3, 4, 5, 6)  # of a trajectory, uniformly
+THOUGHT = (40, 120)  # tokens
+MEMORY = 200  # tokens
+PASSAGE = 120  # tokens
+PASSAGES = 5  # of a search
+CHUNK = 600  # tokens of a stream's chunk
+GROUP = 5  # rollouts of a problem
+Workflow = Literal["memsearcher", "react", "memalpha", "memagent"]
+
+
+@dataclass(frozen=True)
+class Flags:
+    workflow: Workflow = "memsearcher"
+    config: str = "qwen7b"
+    """The preset whose settings count."""
+    topology: str = "v6e:4x8"
+    """The slice whose chips are simulated, of which a host has four."""
+    tokenizer: str = str(PACKAGED_TOKENIZER)
+    """Folder of the tokenizer."""
+    trajectories: int = 320
+    slots: int = 256
+    tensor: int = 4
+    """Devices that share one copy of the weights."""
+    engine_per_replica: bool = False
+    steps_per_call: int | None = None
+    """Tokens that a call decodes; None: as the preset says."""
+    search_ms: float = 0.0
+    speed: float = 1.0
+    """Speed of the devices as a multiple of the chip's; less than 1 is slower."""
+    carry_over: int = 0
+    """`rl.carry_over`: `trajectories` are those of a step, of which three are run; devices count until the end."""
+    between: bool = False
+    """Measure what lies between rollout and update, for 1,280 trajectories, in place of the rollout."""
+    clock: Literal["wall", "cpu"] = "wall"
+    """cpu: time advances by the CPU time of the driver's thread, for a machine with other work."""
+    profile: bool = True
+    """Run a second time, under cProfile."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Problems, and scripted replies by the numbers of trajectory and context."""
+
+    problems: list[Problem]
+    replies: dict[tuple[int, int], list[np.ndarray]]
+    passages: list[Passage]
+
+
+class Writer:
+    """Writes text of any number of tokens, from the sentences of the synthetic encyclopedia."""
+
+    def __init__(self, tokenizer: ChatTokenizer, seed: int):
+        self.rng = np.random.default_rng(seed)
+        self._tokenizer = tokenizer
+        passages = make_encyclopedia(EncyclopediaConfig()).passages
+        self._sentences = [line for passage in passages for line in passage.contents.partition("\n")[2].split(". ")]
+
+    def text(self, tokens: int) -> str:
+        count = tokens // 5 + 2
+        chosen = self.rng.choice(len(self._sentences), count)
+        return self._tokenizer.clip(". ".join(self._sentences[index] for index in chosen), tokens)
+
+    def ids(self, text: str) -> np.ndarray:
+        """A reply as it is sampled."""
+        return np.array((*self._tokenizer.encode_untrusted(text), self._tokenizer.end_ids[0]), np.int32)
+
+
+def make_workload(flags: Flags, tokenizer: ChatTokenizer, steps: int) -> Workload:
+    """`steps` times as many problems as the trajectories need, with replies for all of their rollouts."""
+    writer = Writer(tokenizer, 0)
+    passages = [Passage(str(n), f'"Page {n}"\n{writer.text(PASSAGE - 6)}') for n in range(2_000)]
+    problems = []
+    replies: dict[tuple[int, int], list[np.ndarray]] = {}
+    for index in range(steps * flags.trajectories // GROUP):
+        question = f"{writer.text(16)}, and who is number {index}?"
+        turns = int(writer.rng.choice(TURNS))
+        if flags.workflow in ("memalpha", "memagent"):
+            asked = (StreamQuestion("Who?", "nobody"),) if flags.workflow == "memalpha" else ()
+            chunks = tuple(writer.text(CHUNK) for _ in range(max(1, turns - (flags.workflow == "memagent"))))
+            stream = Stream("synthetic", chunks, asked)
+            problem = replace(Problem.of_stream(f"q{index}", stream), question=question, golden_answers=("nobody",))
+        else:
+            problem = Problem(f"q{index}", question, ("nobody",))
+        problems.append(problem)
+        for number in range(index * GROUP, (index + 1) * GROUP):
+            rollout_turns = len(problem.stream.chunks) if problem.stream else int(writer.rng.choice(TURNS))
+            contexts = scripts(flags.workflow, writer, rollout_turns, number)
+            for context, generations in enumerate(contexts):
+                replies[number, context] = [writer.ids(text) for text in generations]
+    return Workload(problems, replies, passages)
+
+
+def scripts(workflow: Workflow, writer: Writer, turns: int, number: int) -> list[list[str]]:
+    """The replies of a trajectory, by context."""
+
+    def thought() -> str:
+        return f" {writer.text(int(writer.rng.integers(*THOUGHT)))}. </think> "
+
+    def call(turn: int) -> str:
+        query = f"{writer.text(8)} {number} {turn}".replace('"', "").replace("\n", " ")
+        return f'<tool_call> {{"name": "wikipedia_search", "arguments": {{"query": "{query}"}}}} </tool_call>'
+
+    def memory() -> str:
+        return f"<memory> {writer.text(MEMORY)} </memory>"
+
+    answer = "\\boxed{nobody}"
+    if workflow == "memsearcher":
+        return [*([thought() + call(turn), memory()] for turn in range(turns - 1)), [thought() + answer]]
+    if workflow == "react":
+        return [[*(thought() + call(turn) for turn in range(min(turns, 5) - 1)), thought() + answer]]
+    if workflow == "memagent":
+        return [*([memory()] for _ in range(turns)), [thought() + answer]]
+    insert = '✿FUNCTION✿: new_memory_insert\n✿ARGS✿: {{"memory_type": "{}", "content": "{}"}}\n✿RESULT✿'
+    return [
+        ["\n".join(insert.format(store, writer.text(MEMORY // 2)) for store in ("semantic", "episodic"))]
+        for _ in range(turns)
+    ]
+
+
+def settings(flags: Flags) -> RunConfig:
+    config = load_preset(flags.config)
+    sampling = replace(
+        config.sampling, slots=flags.slots, tensor=flags.tensor, engine_per_replica=flags.engine_per_replica
+    )
+    if flags.steps_per_call:
+        sampling = replace(sampling, decode_steps_per_call=flags.steps_per_call)
+    agent = replace(config.agent, workflow=flags.workflow, max_turns=max(TURNS))
+    if flags.workflow == "memagent":  # which joins short texts
+        agent = replace(agent, observation_tokens=CHUNK + CHUNK // 2)
+    rl = replace(config.rl, prompts_per_step=flags.trajectories // GROUP, group_size=GROUP, carry_over=flags.carry_over)
+    return replace(config, agent=agent, sampling=sampling, rl=rl)
+
+
+@dataclass
+class Simulation:
+    """A driver on simulated devices."""
+
+    driver: Any
+    devices: list[SimulatedDevice]
+    clock: WallClock
+
+
+def simulate(flags: Flags, config: RunConfig, workload: Workload, agent: Agent, tokenizer: ChatTokenizer) -> Simulation:
+    import jax
+
+    from memsearcher_jax.model import sharding
+    from memsearcher_jax.model.config import MeshConfig
+    from memsearcher_jax.rl.rollout import RolloutDriver
+    from memsearcher_jax.rl.tool_executor import search_backend
+    from memsearcher_jax.sampling.engine import Engine
+
+    clock = CpuClock() if flags.clock == "cpu" else WallClock()
+    generation, _, shape = flags.topology.partition(":")
+    topology = host_topology(generation, [int(length) for length in shape.split("x")], 4)
+    count = len(topology.host_devices)
+    mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=flags.tensor), jax.devices()[:count])
+    engine = Engine(config.model, config.sampling, tokenizer.stop_ids, mesh)
+    groups = len(engine._runners)
+    times = CallTimes(config, replace(topology, host_devices=range(count // groups)), flags.speed)
+    devices = [SimulatedDevice(clock) for _ in range(groups)]
+    steps = config.sampling.decode_steps_per_call
+    engine._runners = [SimulatedRunner(device, times, workload.replies, steps, tokenizer.end_ids) for device in devices]
+    searcher = Searcher(workload.passages, flags.search_ms / 1e3 if flags.clock == "wall" else 0.0)
+    backend = search_backend(searcher, max_concurrency=config.retrieval.max_concurrency)
+    start = partial(agent.start, token_counter=tokenizer)
+    return Simulation(RolloutDriver(engine, tokenizer, start, {"": backend}), devices, clock)
+
+
+class Searcher:
+    """Finds the passages that a query's text decides, after some seconds."""
+
+    def __init__(self, passages: Sequence[Passage], seconds: float):
+        self._passages = passages
+        self._seconds = seconds
+
+    def search(self, queries: Sequence[str], top_n: int) -> list[list[Passage]]:
+        time.sleep(self._seconds)
+        found = []
+        for query in queries:
+            first = sum(query.encode()) * 7_919 + len(query) * 31
+            found.append([self._passages[(first + 97 * rank) % len(self._passages)] for rank in range(PASSAGES)])
+        return found
+
+
+class SimulatedTools:
+    """Takes the place of the tool executor under the clock of CPU time: searches take simulated time."""
+
+    def __init__(self, clock: WallClock, seconds: float, backends: dict[str, Any]):
+        self._clock = clock
+        self._seconds = seconds
+        self._answer = backends[""].answer
+        self._running: list[tuple[float, Any, Search]] = []
+        self.latencies: list[float] = []
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    pending = running
+
+    def submit(self, caller: Any, request: Search) -> None:
+        self._running.append((self._clock.now() + self._seconds, caller, request))
+
+    def start(self) -> None:
+        pass
+
+    def wait(self, timeout: float) -> None:
+        if self._running:
+            self._clock.wait_until(min(self._running[0][0], self._clock.now() + timeout))
+
+    def completed(self) -> list[tuple[Any, tuple[SearchResult, ...]]]:
+        now = self._clock.now()
+        done = [entry for entry in self._running if entry[0] <= now]
+        self._running = [entry for entry in self._running if entry[0] > now]
+        self.latencies += [self._seconds] * len(done)
+        if not done:
+            return []
+        answers = self._answer([request for _, _, request in done])
+        return [(caller, answer) for (_, caller, _), answer in zip(done, answers, strict=True)]
+
+
+@dataclass
+class Measured:
+    """What one run took."""
+
+    host_seconds: float  # of CPU
+    wall_seconds: float
+    trajectories: list[Trajectory]
+    tokens: int  # generated
+    busy_share: float  # of the devices, until the last tenth of the trajectories
+    stats: Any
+
+
+def measure(flags: Flags, config: RunConfig, workload: Workload, tokenizer: ChatTokenizer) -> Measured:
+    """Runs all trajectories once."""
+    import jax
+
+    from memsearcher_jax.rl import carry_over, rollout
+
+    agent = agent_of(config)
+    simulation = simulate(flags, config, workload, agent, tokenizer)
+    clock = simulation.clock
+    ended_at: list[float] = []
+    trajectories: list[Trajectory] = []
+
+    def on_end(job: Any, ended: Any) -> None:
+        trajectories.append(simulation.driver.trajectory(job, ended))
+        ended_at.append(clock.now())
+
+    patches: list[Any] = []
+    if flags.clock == "cpu":
+        tools = partial(SimulatedTools, clock, flags.search_ms / 1e3)
+        patches = [
+            mock.patch.object(rollout, "ToolExecutor", tools),
+            mock.patch.object(rollout, "time", SimpleNamespace(monotonic=clock.now)),
+        ]
+    for patch in patches:
+        patch.start()
+    began = clock.now()
+    host_began = clock.host_seconds()
+    tokens = 0
+    if flags.carry_over:
+        carried = carry_over.Carried(0)
+        count = config.rl.prompts_per_step
+        for step in range(3):
+            made, carried, stats = carry_over.rollout(
+                simulation.driver,
+                carried,
+                lambda later: workload.problems[later * count : (later + 1) * count],
+                range(count),
+                {},
+                jax.random.key(0),
+                step,
+                config.rl,
+                lambda line: None,
+            )
+            trajectories += made
+            tokens += stats.sampler.generated_tokens
+        until = clock.now()
+    else:
+        jobs = rollout.make_jobs(workload.problems, GROUP)
+        stats = simulation.driver.run(jobs, {}, jax.random.key(0), on_end)
+        tokens = stats.sampler.generated_tokens
+        until = ended_at[len(ended_at) * 9 // 10]
+    host_seconds = clock.host_seconds() - host_began
+    wall_seconds = clock.now() - began
+    for patch in patches:
+        patch.stop()
+    busy = float(np.mean([device.busy_share(began, until) for device in simulation.devices]))
+    return Measured(host_seconds, wall_seconds, trajectories, tokens, busy, stats)
+
+
+def print_profile(run: Callable[[], Any]) -> None:
+    """Runs under cProfile; prints the share of each file in the time of the host, what it calls in C included."""
+    profiler = cProfile.Profile()
+    profiler.runcall(run)
+    seconds: dict[str, float] = defaultdict(float)
+    for (file, _, name), (_, _, own, _, callers) in pstats.Stats(profiler).stats.items():  # pyright: ignore
+        if file != "~":
+            seconds[file] += own
+            continue
+        if "sleep" in name or "acquire" in name:
+            continue
+        for (caller, _, _), (_, _, own_by_caller, _) in callers.items():
+            seconds[caller] += own_by_caller
+    simulation = sum(own for file, own in seconds.items() if "benchmarks" in file)
+    total = sum(seconds.values()) - simulation
+    print("where the host's time went (under cProfile, which makes Python slower):")
+    for file, own in sorted(seconds.items(), key=lambda item: -item[1])[:12]:
+        if "benchmarks" not in file:
+            short = "/".join(Path(file).parts[-3:])
+            print(f"  {own / total:6.1%}  {short}")
+
+
+def between(flags: Flags, config: RunConfig, trajectories: Sequence[Trajectory]) -> None:
+    """Prints what the host does after a rollout and before the update."""
+    from memsearcher_jax.agent.base import Scoring
+    from memsearcher_jax.logs.trajectories import compress_trajectories, summarize_trajectory
+    from memsearcher_jax.rl.advantages import multi_context_advantages
+    from memsearcher_jax.rl.batch import RolloutBatch, from_bytes, to_bytes
+    from memsearcher_jax.rl.metrics import RolloutStats
+    from memsearcher_jax.training.packing import merge_equal, pack
+
+    agent = agent_of(config)
+    count = 1_280
+    several = [trajectory for trajectory, _ in zip(cycle(trajectories), range(count), strict=False)]
+    groups = [index // GROUP for index in range(count)]
+    rng = np.random.default_rng(0)
+
+    def rewarded() -> list[ScoredTrajectory]:
+        if agent.needs_completers:  # which are another model's
+            return [ScoredTrajectory(one, 0.5, context_rewards=(0.5,) * len(one.contexts)) for one in several]
+        return agent.rewards(several, Scoring(ChatTokenizer.load(flags.tokenizer)))
+
+    seconds: dict[str, float] = {}
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        began = time.process_time()
+        result = work()
+        seconds[name] = time.process_time() - began
+        return result
+
+    scored = timed("rewards", rewarded)
+    scored = [replace(one, reward=float(rng.random())) for one in scored]  # so that every group has a spread
+    rl = replace(config.rl, keep_constant_reward_groups=True)
+    examples = timed("advantages", lambda: multi_context_advantages(scored, groups, rl))
+    summaries = timed("summaries", lambda: [summarize_trajectory(one) for one in scored])
+    compressed = timed("compression of trajectories", lambda: compress_trajectories(scored))
+    batch = RolloutBatch(examples, summaries, RolloutStats(), compressed)
+    timed("exchange, both ways", lambda: from_bytes(to_bytes(batch)))
+    examples = [replace(one, advantage=float(rng.random())) for one in examples]
+    examples = timed("equal examples", lambda: merge_equal(examples))
+    training = config.training
+    packing = partial(pack, microbatches=training.grad_accum_steps, minibatch_contexts=training.minibatch_contexts)
+    timed("packing", lambda: packing(examples, training.seq_len, training.minibatch_rows, np.random.default_rng(0)))
+    print(f"between rollout and update, {count:,} trajectories, {len(examples):,} contexts, CPU seconds:")
+    for name, spent in seconds.items():
+        print(f"  {spent:6.2f}  {name}")
+    print(f"  {sum(seconds.values()):6.2f}  together")
+
+
+def main(flags: Flags) -> None:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", 4)
+    tokenizer = ChatTokenizer.load(flags.tokenizer)
+    config = settings(flags)
+    workload = make_workload(flags, tokenizer, 3 + flags.carry_over if flags.carry_over else 1)
+    tokenizer = ChatTokenizer.load(flags.tokenizer)  # one that has not seen the workload
+    tokenizer.count("")
+    tokenizer.encode_trusted("")
+    if flags.between:
+        fast = replace(flags, speed=1e9, clock="cpu")
+        between(flags, config, measure(fast, config, workload, tokenizer).trajectories)
+        return
+    measured = measure(flags, config, workload, tokenizer)
+    done = measured.trajectories
+    contexts = np.mean([len(one.contexts) for one in done])
+    stops = sorted({one.outcome.stop.value for one in done})
+    lengths = np.mean([len(context.ids) for one in done for context in one.contexts])
+    print(
+        f"{flags.workflow}, {len(done)} trajectories of {contexts:.2f} contexts of {lengths:,.0f} tokens, "
+        f"{flags.slots} slots, searches of {flags.search_ms:g} ms, ended by: {', '.join(stops)}"
+    )
+    print(
+        f"host CPU {measured.host_seconds / len(done) * 1e3:.1f} ms per trajectory, "
+        f"{measured.host_seconds / measured.tokens * 1e6:.1f} us per decoded token; "
+        f"devices without work {1 - measured.busy_share:.1%} of the time; {measured.wall_seconds:.1f} s, "
+        f"slots without work {measured.stats.sampler.idle_slot_share:.1%}"
+    )
+    if flags.profile:
+        fresh = ChatTokenizer.load(flags.tokenizer)
+        print_profile(lambda: measure(flags, config, workload, fresh))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Flags, description=__doc__))
