@@ -135,6 +135,10 @@ class Agent(abc.ABC):
         """Tokens of the longest context in which the answerer, or with `judge` the judge too, completes; 0 if none."""
         return 0
 
+    def scored_by(self, problems: Iterable[Problem]) -> dict[str, str]:
+        """How an evaluation scores the answers, by the source of the problems; {} if there is one rule for all."""
+        return {}
+
     def numbers(self, summary: TrajectorySummary) -> dict[str, float]:
         """Numbers of one trajectory whose means are metrics of a step, besides those of every agent."""
         return {}
@@ -187,9 +191,7 @@ class QuestionAgent(Agent):
         """The training reward, and the metrics of the answer: 0 where there is none, no metrics where it was lost."""
         outcome = trajectory.outcome
         problem = trajectory.problem
-        earned = answers.trajectory_reward(
-            outcome, trajectory.transcript, problem.golden, self.reward, type(self).parse_answer
-        )
+        earned = self._earned(trajectory)
         if outcome.stop.is_fault:
             return ScoredTrajectory(trajectory, earned.value, earned.reason)
         answer = outcome.answer if outcome.stop is StopReason.ANSWERED else None
@@ -200,6 +202,12 @@ class QuestionAgent(Agent):
             found = {passage.id.partition("#")[0] for passage in outcome.passages}
             scores["evidence_recall"] = len(found & wanted) / len(wanted)
         return ScoredTrajectory(trajectory, earned.value, earned.reason, scores)
+
+    def _earned(self, trajectory: Trajectory) -> answers.Reward:
+        """What the answer earns, by the format of the workflow."""
+        golden = trajectory.problem.golden
+        parse_answer = type(self).parse_answer
+        return answers.trajectory_reward(trajectory.outcome, trajectory.transcript, golden, self.reward, parse_answer)
 
     def check_problems(self, problems: Iterable[Problem], count: Callable[[str], int], *, has_judge: bool) -> None:
         problems = list(problems)

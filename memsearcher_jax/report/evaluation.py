@@ -225,6 +225,8 @@ def show_results(results: Mapping[str, Any], console: Console) -> None:
     evaluation = results["evaluation"]
     for group, result in (evaluation["benchmarks"] | evaluation["by_length"]).items():
         console.print(safe_text(f"{group}: {', '.join(_remarks(result))}"))
+    for source, rule in results.get("scored_by", {}).items():
+        console.print(safe_text(f"answers of {source} are scored by {rule}"))
     for name, verdicts in results.get("judge", {}).items():
         if verdicts["unjudged"]:
             left_out = "they enter no number" if "accuracy" in verdicts else "the number is left out"
@@ -273,7 +275,14 @@ def _benchmark_json(name: str, group: Sequence[TrajectorySummary], seed: int, lo
     """`types`: the accuracy of each type of question, which a stream's data set names in `accuracy/SOURCE/TYPE`."""
     columns = metric_columns(map(numbers_of, group))
     accuracies = [metric for metric in columns if metric.startswith("accuracy/")]
-    types = sorted(metric for metric in accuracies if metric.rpartition("/")[0] in accuracies)  # of a source with a /
+    # A source and a type may have slashes of their own: the source is the name that all others extend.
+    sources = [metric for metric in accuracies if not any(metric.startswith(f"{other}/") for other in accuracies)]
+    types = {
+        metric.removeprefix(f"{source}/"): metric
+        for source in sources
+        for metric in sorted(accuracies)
+        if metric.startswith(f"{source}/")
+    }
     stops = Counter(summary.stop.value for summary in group)
 
     def interval(score: str) -> dict[str, float]:
@@ -283,7 +292,7 @@ def _benchmark_json(name: str, group: Sequence[TrajectorySummary], seed: int, lo
         **summarize(group),
         "questions": len(group),
         "scores": {score: interval(score) for score in SCORES if score in columns},
-        "types": {metric.rpartition("/")[2]: {"streams": len(columns[metric]), **interval(metric)} for metric in types},
+        "types": {kind: {"streams": len(columns[metric]), **interval(metric)} for kind, metric in types.items()},
         "stops": {stop: count / len(group) for stop, count in stops.most_common()},
         "unscored": sum(math.isnan(summary.reward) for summary in group),
         "lost": lost,

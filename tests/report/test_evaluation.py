@@ -193,5 +193,10 @@ def test_streams_by_type_of_question():
     assert kinds["event"]["low"] <= 0.375 <= kinds["event"]["high"]
     assert "event" in printed(found) and found["benchmarks"]["made"]["types"]["event"]["streams"] == 1
     assert summarize_evaluation(SEVERAL)["benchmarks"]["nq"]["types"] == {}
+    accuracies = {"accuracy": 0.5, "accuracy/a/b": 0.5, "accuracy/a/b/single/multi": 0.25, "accuracy/a/b/single": 1.0}
+    with_slashes = replace(STREAMS[0], dataset="a/b", scores=accuracies)
+    kinds = summarize_evaluation([with_slashes])["benchmarks"]["a/b"]["types"]
+    assert {kind: score["mean"] for kind, score in kinds.items()} == {"single": 1.0, "single/multi": 0.25}
+    assert "answers of squad are scored by label: a number\n" in printed(found, scored_by={"squad": "label: a number"})
     of_a_hub = summarize_evaluation([stream("[/b]/made", 10, 0.5)])
     assert set(of_a_hub["benchmarks"]["[/b]/made"]["types"]) == {"event"} and "[/b]/made  streams" in printed(of_a_hub)

@@ -19,10 +19,12 @@ from memsearcher_jax.agent.memalpha.conversations import JUDGE_RULES, evidence_r
 from memsearcher_jax.agent.memalpha.memory import Memory, Store
 from memsearcher_jax.agent.memalpha.prompts import MemalphaPrompts, load
 from memsearcher_jax.agent.memalpha.reward import (
+    AnswerRule,
     after_thoughts,
+    answer_rule,
     calls_reward,
+    chosen_rules,
     content_reward,
-    needs_judge,
     parse_verdict,
     question_score,
     stream_reward,
@@ -127,6 +129,7 @@ class Memalpha(ReadingAgent):
         return _read(outcome).memory
 
     def check(self) -> None:
+        chosen_rules(self.memalpha.answer_rules)
         if self.memalpha.core_tokens >= self.config.memory_tokens:
             raise ValueError(
                 f"memalpha.core_tokens {self.memalpha.core_tokens} is not below agent.memory_tokens "
@@ -153,9 +156,21 @@ class Memalpha(ReadingAgent):
                 raise _over_budget(
                     problem, "question", longest_question, "agent.question_tokens", self.config.question_tokens
                 )
-        judged = sorted(source for source in sources if needs_judge(source, evaluation=True))
+        judged = [source for source in sorted(sources) if self._rule(source, evaluation=True) is AnswerRule.JUDGE]
         if judged and not has_judge:
             raise ValueError(f"answers of {', '.join(judged)} are scored by a judge, and judge.backend is none: set it")
+
+    def scored_by(self, problems: Iterable[Problem]) -> dict[str, str]:
+        sources = sorted({_stream(problem).source for problem in problems})
+        rules = {source: self._rule(source, evaluation=True) for source in sources}
+        return {source: f"{rule.value}: {rule.description}" for source, rule in rules.items()}
+
+    @cached_property
+    def _chosen_rules(self) -> dict[str, AnswerRule]:
+        return chosen_rules(self.memalpha.answer_rules)
+
+    def _rule(self, source: str, *, evaluation: bool) -> AnswerRule:
+        return answer_rule(source, self._chosen_rules, evaluation=evaluation)
 
     def context_budget(self) -> dict[str, int]:
         return {
@@ -221,7 +236,7 @@ class Memalpha(ReadingAgent):
         answered_RQ = self._answered_questions(trajectories, scoring)
         answered = [question for answered_Q in answered_RQ for question in answered_Q]
         grades = self._grades(answered, scoring)
-        scored = [_score_question(*case, scoring) for case in zip(answered, grades, strict=True)]
+        scored = [self._score_question(case, grade, scoring) for case, grade in zip(answered, grades, strict=True)]
         scored_RQ: list[list[ScoredQuestion]] = []
         first = 0
         for answered_Q in answered_RQ:
@@ -250,11 +265,11 @@ class Memalpha(ReadingAgent):
 
     def _grades(self, answered: Sequence[AnsweredQuestion], scoring: Scoring) -> list[Completion | None]:
         """The judge's reply on each answer; None for one that no judge scores, or that failed."""
-        judged = [
-            position
-            for position, case in enumerate(answered)
-            if not case.answer.error and needs_judge(case.source, evaluation=scoring.evaluation)
-        ]
+        judged = []
+        for position, case in enumerate(answered):
+            rule = self._rule(case.source, evaluation=scoring.evaluation)
+            if rule is AnswerRule.JUDGE and not case.answer.error:
+                judged.append(position)
         prompts = (self._grade_prompt(answered[position]) for position in judged)
         replies = _complete(scoring.judge, prompts, "grades", scoring)
         reply_at = dict(zip(judged, replies, strict=True))
@@ -264,6 +279,24 @@ class Memalpha(ReadingAgent):
         question = case.question
         rule = judge_rule(case.source, question.kind)
         return self.prompts.grade_prompt(question.text, str(question.answer), after_thoughts(case.answer.text), rule)
+
+    def _score_question(self, case: AnsweredQuestion, grade: Completion | None, scoring: Scoring) -> ScoredQuestion:
+        """The score of an answer by the rule of its source; none if the answerer or the judge failed."""
+        error = case.answer.error
+        if grade and not _is_complete(grade):
+            error = grade.error or "the judge's reply is empty or cut off: raise memalpha.answer_tokens"
+        if error:
+            return ScoredQuestion(case.question, case.answer, None, error)
+        score = question_score(
+            case.source,
+            case.answer.text,
+            case.question.answer,
+            grade.text if grade else None,
+            evaluation=scoring.evaluation,
+            kind=case.question.kind,
+            chosen=self._chosen_rules,
+        )
+        return ScoredQuestion(case.question, case.answer, score)
 
     def _verdicts(self, trajectories: Sequence[Trajectory], scoring: Scoring) -> list[list[list[Verdict]] | None]:
         """For each trajectory, chunk and call whether its content is valid; None without a judge."""
@@ -330,24 +363,6 @@ class Memalpha(ReadingAgent):
             scores["content_reward"] = _mean(content_C)
         reason = " ".join(f"{name} {value:.3f}" for name, value in scores.items() if "/" not in name)
         return ScoredTrajectory(trajectory, _mean(reward_C), reason, scores, reward_C)
-
-
-def _score_question(case: AnsweredQuestion, grade: Completion | None, scoring: Scoring) -> ScoredQuestion:
-    """The score of an answer by the rule of its source; none if the answerer or the judge failed."""
-    error = case.answer.error
-    if grade and not _is_complete(grade):
-        error = grade.error or "the judge's reply is empty or cut off: raise memalpha.answer_tokens"
-    if error:
-        return ScoredQuestion(case.question, case.answer, None, error)
-    score = question_score(
-        case.source,
-        case.answer.text,
-        case.question.answer,
-        grade.text if grade else None,
-        evaluation=scoring.evaluation,
-        kind=case.question.kind,
-    )
-    return ScoredQuestion(case.question, case.answer, score)
 
 
 def _memory_text(memory: Memory) -> str:

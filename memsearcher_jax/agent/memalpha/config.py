@@ -41,4 +41,7 @@ class MemalphaConfig:
     answer_temperature: NonNegative = 0.0
     """Sampling temperature of answers and of the judge; 0 is greedy. The original uses 0.7, which makes its rewards
     noisy."""
+    answer_rules: tuple[str, ...] = ()
+    """SOURCE=RULE: how answers about a data source of one's own are scored, by its exact name. Rules: contains (the
+    default), contains_text, all_elements, keywords, parts, label, box, rouge_l, locomo, judge (docs/memalpha.md)."""
     reward: MemalphaRewardConfig = field(default_factory=MemalphaRewardConfig)

@@ -25,7 +25,7 @@ class MemalphaPrompts:
     judge: tuple[str, ...]
     grade_system: tuple[str]
     grade: tuple[str, ...]
-    prefixes: dict[str, str]  # by source, or by the beginning of several sources
+    prefixes: dict[str, str]  # by source, or by the first words of several sources, such as icl of icl_nlu
 
     def chunk_prompt(self, memory: str, chunk: str) -> Prompt:
         """The context in which one chunk is read."""
@@ -46,7 +46,7 @@ class MemalphaPrompts:
 
     def with_prefix(self, source: str, question: str) -> str:
         """The question after its source's prefix, if there is one. This text is also the retrieval query."""
-        fitting = [key for key in self.prefixes if source.startswith(key)]
+        fitting = [key for key in self.prefixes if source == key or source.startswith(f"{key}_")]
         return f"{self.prefixes[max(fitting, key=len)]}\n\n{question}" if fitting else question
 
 

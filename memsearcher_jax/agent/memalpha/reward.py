@@ -7,10 +7,11 @@ r4[t] the fraction whose content a judge finds valid.
 
 from __future__ import annotations
 
+import enum
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -100,9 +101,85 @@ def compression_reward(memory_tokens: int, stream_tokens: int, *, clip: bool = T
     return min(max(compression, 0.0), 1.0) if clip else compression
 
 
-def needs_judge(source: str, *, evaluation: bool = False) -> bool:
-    """Whether a judge scores the answers to this source's questions."""
-    return source in ("lme_train", LONGMEMEVAL) or (evaluation and source == "longmemeval_s*")
+class AnswerRule(enum.Enum):
+    """How one answer is scored. The rules are those of the original, by the names of its data sources."""
+
+    _value_: str
+    description: str
+
+    JUDGE = "judge", "a judge compares it with the golden answer"
+    CONTAINS = "contains", "it contains a golden answer, both normalised"
+    CONTAINS_TEXT = "contains_text", "it contains the first golden answer, in any case"
+    ALL_ELEMENTS = "all_elements", "it contains every golden answer, in any case"
+    KEYWORDS = "keywords", "the fraction of the keywords that it contains"
+    PARTS = "parts", "the fraction of the golden answer's parts between semicolons that it contains"
+    LABEL = "label", "its first box, else its text, is the number of the golden answer"
+    BOX = "box", "its first box, else its text, is a golden answer"
+    ROUGE_L = "rouge_l", "ROUGE-L F1, best over the golden answers"
+    LOCOMO = "locomo", "F1 over stems, with rules for some types of question"
+
+    def __new__(cls, value: str, description: str) -> AnswerRule:
+        rule = object.__new__(cls)
+        rule._value_ = value
+        rule.description = description
+        return rule
+
+
+SOURCE_RULES = {
+    "squad": AnswerRule.CONTAINS_TEXT,
+    "hotpotqa": AnswerRule.CONTAINS_TEXT,
+    "perltqa": AnswerRule.PARTS,
+    "booksum": AnswerRule.KEYWORDS,
+    "pubmed-rct": AnswerRule.LABEL,
+    "ttl_train": AnswerRule.LABEL,
+    "icl_banking77_5900shot_balance": AnswerRule.LABEL,
+    "icl_clinic150_7050shot_balance": AnswerRule.LABEL,
+    "icl_nlu_8296shot_balance": AnswerRule.LABEL,
+    "icl_trec_coarse_6600shot_balance": AnswerRule.LABEL,
+    "icl_trec_fine_6400shot_balance": AnswerRule.LABEL,
+    "eventqa_65536": AnswerRule.ALL_ELEMENTS,
+    "eventqa_131072": AnswerRule.ALL_ELEMENTS,
+    "eventqa_full": AnswerRule.ALL_ELEMENTS,
+    "infbench_sum_eng_shots2": AnswerRule.ROUGE_L,
+    "infbench_qa_eng_shots2": AnswerRule.ROUGE_L,
+    "detectiveqa": AnswerRule.BOX,
+    "detective_qa": AnswerRule.BOX,
+    "lme_train": AnswerRule.JUDGE,
+    LONGMEMEVAL: AnswerRule.JUDGE,
+    LOCOMO: AnswerRule.LOCOMO,
+}
+"""The rule of a data source by its exact name; any other source has `AnswerRule.CONTAINS`."""
+
+EVALUATION_RULES = {
+    "infbench_sum_eng_shots2": AnswerRule.KEYWORDS,
+    "longmemeval_s*": AnswerRule.JUDGE,
+}
+"""What the original scores otherwise in evaluation."""
+
+ChosenRules = Mapping[str, AnswerRule]
+"""Rules by the exact name of a source, of the setting memalpha.answer_rules."""
+NO_RULES: ChosenRules = {}
+
+
+def chosen_rules(settings: Iterable[str]) -> dict[str, AnswerRule]:
+    """The rules of `memalpha.answer_rules`. Raises ValueError in one line for one that is not SOURCE=RULE."""
+    chosen: dict[str, AnswerRule] = {}
+    for setting in settings:
+        source, equals, name = setting.rpartition("=")
+        names = [rule.value for rule in AnswerRule]
+        if not equals or not source or name not in names:
+            raise ValueError(f"memalpha.answer_rules {setting!r} is not SOURCE=RULE with a rule of {', '.join(names)}")
+        chosen[source] = AnswerRule(name)
+    return chosen
+
+
+def answer_rule(source: str, chosen: ChosenRules = NO_RULES, *, evaluation: bool = False) -> AnswerRule:
+    """The rule of a data source: the one that was chosen for it, else the one of its exact name."""
+    if source in chosen:
+        return chosen[source]
+    if evaluation and source in EVALUATION_RULES:
+        return EVALUATION_RULES[source]
+    return SOURCE_RULES.get(source, AnswerRule.CONTAINS)
 
 
 def question_score(
@@ -113,40 +190,43 @@ def question_score(
     *,
     evaluation: bool = False,
     kind: str = "",
+    chosen: ChosenRules = NO_RULES,
 ) -> float:
     """The score in [0, 1] of one answer, by the rule of its data source; `kind` is the question's type.
 
-    Two benchmark sources have another rule in evaluation. Raises ValueError if the rule needs a judge's reply and there
-    is none: a missing judge is a fault, not a wrong answer. A missing golden answer is matched by nothing.
+    Raises ValueError if the rule needs a judge's reply and there is none: a missing judge is a fault, not a wrong
+    answer. A missing golden answer is matched by nothing.
     """
     if _is_missing(gold):
         return 0.0
     if isinstance(gold, list):
         gold = [entry for entry in gold if not _is_missing(entry)]
     answer = after_thoughts(prediction)
-    if needs_judge(source, evaluation=evaluation):
-        if judge_reply is None:
-            raise ValueError(f"a judge scores the answers of {source}, and its reply is missing: set judge.backend")
-        return float(judge_agrees(after_thoughts(judge_reply)))
-    if source == LOCOMO:
-        return locomo_score(answer, _first_text(gold), kind)
-    if source == "booksum" or (evaluation and source == "infbench_sum_eng_shots2"):
-        return _keyword_recall(answer, gold)
-    if source == "pubmed-rct" or "ttl_train" in source or "icl" in source:
-        return float(_same_number(answer, gold))
-    if source == "perltqa":
-        return _part_recall(answer, _first_text(gold))
-    if source in ("squad", "hotpotqa"):
-        expected = _first_text(gold)
-        return float(bool(expected) and expected.lower() in answer.lower())
-    if "eventqa" in source:
-        elements = [gold] if isinstance(gold, int) else gold  # a text is taken letter by letter, as in the original
-        return float(bool(elements) and all(str(element).lower() in answer.lower() for element in elements))
-    if "infbench" in source:
-        return best_score(rouge_l, answer, gold)
-    if "detectiveqa" in source:
-        return float(short_answer(answer) in golden_texts(gold))
-    return best_score(cover_exact_match, answer, gold)
+    match answer_rule(source, chosen, evaluation=evaluation):
+        case AnswerRule.JUDGE:
+            if judge_reply is None:
+                raise ValueError(f"a judge scores the answers of {source}, and its reply is missing: set judge.backend")
+            return float(judge_agrees(after_thoughts(judge_reply)))
+        case AnswerRule.CONTAINS:
+            return best_score(cover_exact_match, answer, gold)
+        case AnswerRule.CONTAINS_TEXT:
+            expected = _first_text(gold)
+            return float(bool(expected) and expected.lower() in answer.lower())
+        case AnswerRule.ALL_ELEMENTS:
+            elements = [gold] if isinstance(gold, int) else gold  # a text is taken letter by letter, as in the original
+            return float(bool(elements) and all(str(element).lower() in answer.lower() for element in elements))
+        case AnswerRule.KEYWORDS:
+            return _keyword_recall(answer, gold)
+        case AnswerRule.PARTS:
+            return _part_recall(answer, _first_text(gold))
+        case AnswerRule.LABEL:
+            return float(_same_number(answer, gold))
+        case AnswerRule.BOX:
+            return float(short_answer(answer) in golden_texts(gold))
+        case AnswerRule.ROUGE_L:
+            return best_score(rouge_l, answer, gold)
+        case AnswerRule.LOCOMO:
+            return locomo_score(answer, _first_text(gold), kind)
 
 
 def judge_agrees(reply: str) -> bool:

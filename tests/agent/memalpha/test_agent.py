@@ -220,3 +220,25 @@ def test_readers_without_memory_are_rewarded_for_accuracy_only(reader):
     (scored,) = score(trajectory(config=config, stream=stream), config=config)
     assert scored.scores["accuracy"] == 1.0 == scored.reward
     assert scored.context_rewards == () and scored.scores.keys().isdisjoint({"compression_reward", "evidence_recall"})
+
+
+def test_an_evaluation_says_by_which_rule_the_answers_of_each_source_are_scored():
+    problems = [Problem.of_stream("s", replace(STREAM, source=source)) for source in ("news_articles", "squad", "mine")]
+    agent = Memalpha(AGENT, memalpha=replace(CONFIG, answer_rules=("mine=label",)))
+    agent.check()
+    assert agent.scored_by(problems) == {
+        "mine": "label: its first box, else its text, is the number of the golden answer",
+        "news_articles": "contains: it contains a golden answer, both normalised",
+        "squad": "contains_text: it contains the first golden answer, in any case",
+    }
+    with pytest.raises(ValueError, match=r"memalpha\.answer_rules 'mine' is not SOURCE=RULE"):
+        Memalpha(AGENT, memalpha=replace(CONFIG, answer_rules=("mine",))).check()
+
+
+def test_a_rule_that_was_chosen_scores_the_answers_of_its_source():
+    config = replace(CONFIG, answer_rules=("generated=label",))
+    answer, label = StreamQuestion("Which class?", "3"), StreamQuestion("Which other class?", "4")
+    read = trajectory(Completion(insert("Ann")), Completion(""), stream=replace(STREAM, questions=(answer, label)))
+    answers = completions("\\boxed{3}", "class 4")
+    (scored,) = score(read, answerer=lambda prompts, draws: answers, config=config)
+    assert scored.scores["accuracy"] == 0.5

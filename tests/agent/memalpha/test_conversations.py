@@ -11,7 +11,7 @@ from memsearcher_jax.agent.memalpha.conversations import (
     question_types,
 )
 from memsearcher_jax.agent.memalpha.prompts import load
-from memsearcher_jax.agent.memalpha.reward import needs_judge, question_score
+from memsearcher_jax.agent.memalpha.reward import AnswerRule, answer_rule, question_score
 from memsearcher_jax.agent.prompts import chat_messages
 
 
@@ -35,7 +35,7 @@ def test_locomo_scores_by_category(answer, gold, kind, score):
 
 
 def test_longmemeval_is_judged_by_the_rule_of_the_type():
-    assert needs_judge("longmemeval")
+    assert answer_rule("longmemeval") is AnswerRule.JUDGE
     assert question_score("longmemeval", "x", "y", "Yes.", kind="multi-session") == 1.0
     prompts = load(AgentConfig(workflow="memalpha"))
     _, user = chat_messages(prompts.grade_prompt("q?", "gold", "given", JUDGE_RULES["abstention"]))

@@ -1,6 +1,7 @@
 """Mem-alpha's scores and rewards: recorded behaviour, and by name what is decided otherwise."""
 
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,13 @@ from hypothesis import strategies as st
 from memsearcher_jax.agent import reward
 from memsearcher_jax.agent.memalpha import reward as rewards
 from memsearcher_jax.agent.memalpha.memory import CallResult, ErrorKind, Status
-from memsearcher_jax.agent.memalpha.reward import MemalphaRewardConfig, question_score, stream_reward
+from memsearcher_jax.agent.memalpha.reward import (
+    AnswerRule,
+    MemalphaRewardConfig,
+    answer_rule,
+    question_score,
+    stream_reward,
+)
 
 OK, SKIPPED = CallResult(Status.OK), CallResult(Status.SKIPPED)
 NO_BOXES = ("<answer>3</answer>", "\\box{3}", "3 <answer>3</answer>")  # of an earlier release of Mem-alpha
@@ -75,9 +82,36 @@ def test_a_judge_reply_is_parsed_by_words_and_required():
         assert question_score("lme_train", "p", "r", reply) == 0.0
     with pytest.raises(ValueError, match="a judge scores the answers of lme_train"):
         question_score("lme_train", "p", "p")
-    assert rewards.needs_judge("longmemeval_s*", evaluation=True)
+    assert answer_rule("longmemeval_s*", evaluation=True) is AnswerRule.JUDGE
     assert question_score("longmemeval_s*", "p", "p", "no", evaluation=True) == 0.0
     assert question_score("infbench_sum_eng_shots2", "whale", ["Whale", "ship"], evaluation=True) == 0.5
+
+
+@pytest.mark.parametrize("source", ["news_articles", "vehicles", "iclr_papers", "my_infbench", "eventqa_of_mine"])
+def test_a_source_of_ones_own_is_scored_by_its_texts_whatever_its_name_contains(source):
+    assert answer_rule(source, evaluation=True) is AnswerRule.CONTAINS
+    assert question_score(source, "It was written by Ann Lee.", ["Ann Lee"]) == 1.0
+
+
+def test_a_rule_is_chosen_for_a_source():
+    chosen = rewards.chosen_rules(("news_articles=label", "squad=rouge_l", "a=b=box"))
+    assert answer_rule("news_articles", chosen, evaluation=False) is AnswerRule.LABEL
+    assert answer_rule("squad", chosen, evaluation=True) is AnswerRule.ROUGE_L
+    assert answer_rule("a=b", chosen, evaluation=True) is AnswerRule.BOX
+    for setting in ("news_articles", "=label", "squad=contians"):
+        with pytest.raises(ValueError, match=r"^memalpha.answer_rules .* is not SOURCE=RULE with a rule of judge, "):
+            rewards.chosen_rules((setting,))
+
+
+def test_the_documentation_lists_the_rule_of_every_source():
+    page = (Path(__file__).parents[3] / "docs" / "memalpha.md").read_text()
+    for rule in AnswerRule:
+        assert f"| `{rule.value}` |" in page
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{rule.value}` |"))
+        sources = [source for source, of_source in rewards.SOURCE_RULES.items() if of_source is rule]
+        in_evaluation = [source for source, of_source in rewards.EVALUATION_RULES.items() if of_source is rule]
+        for source in [*sources, *in_evaluation]:
+            assert f"`{source}`" in row, (rule, source)
 
 
 SOURCES = ["squad", "booksum", "perltqa", "pubmed-rct", "ruler_qa", "infbench_qa", "eventqa", "detectiveqa", "other"]
