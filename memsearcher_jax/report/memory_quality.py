@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from memsearcher_jax.agent import protocol
 from memsearcher_jax.agent.reward import normalize
 from memsearcher_jax.report.word_diff import word_diff
-from memsearcher_jax.types import Problem, StopReason, Trajectory, Turn, plain_title
+from memsearcher_jax.types import Outcome, Problem, StopReason, Trajectory, Turn, plain_title
 
 CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
 """Normalised answers that are not names: almost every text contains them, so their presence is no evidence."""
@@ -52,26 +52,60 @@ def memory_quality(trajectory: Trajectory) -> tuple[TurnQuality, ...]:
         ValueError: `supporting_titles` in the problem's metadata is not a list of strings.
     """
     problem = trajectory.problem
-    outcome = trajectory.outcome
     lists = {"golden": golden_names(problem), "supporting": supporting_names(problem)}
     turns: list[TurnQuality] = []
-    for number, turn in enumerate(outcome.turns, start=1):
-        # A failed rewrite ends the trajectory; only an agent that carries no memory continues with an empty one.
-        may_be_empty = number < len(outcome.turns) or outcome.stop is StopReason.MAX_TURNS
-        wrote_memory = bool(turn.new_memory) or (bool(turn.rewrite) and may_be_empty)
-        shown = normalize(shown_text(turn)) if turn.observation else None
-        before = normalize(turn.memory)
-        after = normalize(turn.new_memory) if wrote_memory else None
+    for step in memory_steps(trajectory.outcome):
+        shown = normalize(step.observation) if step.has_observation else None
+        before = normalize(step.before)
+        after = None if step.after is None else normalize(step.after)
         traces: dict[str, NameTrace] = {}
         metrics: Metrics = {}
         for name, names in lists.items():
             if names:
                 traces[name], fractions = _trace(names, shown, before, after)
                 metrics |= {f"{name}/{metric}": value for metric, value in fractions.items()}
-        if wrote_memory:
-            metrics |= _text_metrics(turn)
-        turns.append(TurnQuality(traces, metrics, wrote_memory))
+        if step.after is not None:
+            metrics |= _text_metrics(step, step.after)
+        turns.append(TurnQuality(traces, metrics, step.after is not None))
     return tuple(turns)
+
+
+@dataclass(frozen=True)
+class MemoryStep:
+    """What one turn made of a memory."""
+
+    before: str  # the memory of the turn before
+    observation: str  # what the policy had seen when it wrote, without the tool calls that this text repeats
+    has_observation: bool
+    after: str | None  # None if the turn wrote no memory
+    written: str  # the reply that holds the memory
+
+
+def memory_steps(outcome: Outcome) -> list[MemoryStep]:
+    """The memory and the observation of every turn, in the order in which the policy saw and wrote them."""
+    turns = outcome.turns
+    # MEM1's reply is its memory: what its search finds is read, and kept or not, by the reply of the next turn.
+    writes_before_search = any(turn.new_memory and turn.observation and not turn.rewrite for turn in turns)
+    steps = []
+    for number, turn in enumerate(turns):
+        # A failed rewrite ends the trajectory; only an agent that carries no memory continues with an empty one.
+        may_be_empty = number + 1 < len(turns) or outcome.stop is StopReason.MAX_TURNS
+        wrote_memory = bool(turn.new_memory) or (bool(turn.rewrite) and may_be_empty)
+        before = turn.memory
+        seen: Turn | None = turn
+        if writes_before_search:
+            seen = turns[number - 1] if number else None
+            before = seen.new_memory if seen else ""  # `memory` also has what the search found
+        steps.append(
+            MemoryStep(
+                before=before,
+                observation=shown_text(seen) if seen else "",
+                has_observation=bool(seen and seen.observation),
+                after=turn.new_memory if wrote_memory else None,
+                written=turn.rewrite or turn.reply,
+            )
+        )
+    return steps
 
 
 def last_memory(turns: Sequence[TurnQuality]) -> Metrics:
@@ -104,11 +138,19 @@ def supporting_names(problem: Problem) -> dict[str, tuple[str, ...]]:
 
 
 def shown_text(turn: Turn) -> str:
-    """The observation without the tool calls that it repeats: those are the policy's own text, not search results."""
-    text = turn.observation
-    for call in filter(None, turn.calls):
-        text = text.replace(call, "\n", 1)
-    return text
+    """The observation without the tool calls that it repeats: those are the policy's own text, not search results.
+
+    It repeats calls in their order, each before its result. A call that is the text of a query, as of Search-R1 and
+    MEM1, is not repeated: where a page has the same words, the page was shown.
+    """
+    queries = {query.text for query in turn.queries}
+    shown = []
+    rest = turn.observation
+    for call in turn.calls:
+        if call and call not in queries and call in rest:
+            before, _, rest = rest.partition(call)
+            shown.append(before)
+    return "\n".join([*shown, rest])
 
 
 def tokenize(text: str) -> list[str]:
@@ -156,20 +198,18 @@ def _trace(
     return NameTrace(found, held, lost), metrics
 
 
-def _text_metrics(turn: Turn) -> Metrics:
-    """Length, truncation, copying and change (as the viewers show it) of the memory that the turn wrote."""
-    old = turn.memory
-    new = turn.new_memory
-    text = turn.rewrite or turn.reply
-    written = protocol.memory(text) or text.strip()
+def _text_metrics(step: MemoryStep, new: str) -> Metrics:
+    """Length, truncation, copying and change (as the viewers show it) of the memory that a turn wrote."""
+    written = protocol.memory(step.written) or step.written.strip()
     # An empty memory was not cut: the agent carries none. A cut one is the beginning of what was written.
     cut = bool(new) and new != written and written.startswith(new)
     metrics: Metrics = {"memory/words": float(len(new.split())), "memory/cut": float(cut)}
-    if turn.observation and (memory_T := tokenize(new)):
-        metrics["memory/copied"] = copied_fraction(memory_T, tokenize(shown_text(turn)), MIN_COPIED_RUN)
-    if old.split():
-        changed = sum(len(run.split()) for change, run in word_diff(old, new) if change != "same")
-        metrics["memory/changed"] = changed / (len(old.split()) + len(new.split()))
+    if step.has_observation and (memory_T := tokenize(new)):
+        metrics["memory/copied"] = copied_fraction(memory_T, tokenize(step.observation), MIN_COPIED_RUN)
+    old_words = len(step.before.split())
+    if old_words:
+        changed = sum(len(run.split()) for change, run in word_diff(step.before, new) if change != "same")
+        metrics["memory/changed"] = changed / (old_words + len(new.split()))
     return metrics
 
 

@@ -9,6 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsearcher_jax.agent import reward
+from memsearcher_jax.agent.config import AgentConfig
+from memsearcher_jax.agent.registry import make_agent
+from memsearcher_jax.agent.run import run_workflow
 from memsearcher_jax.report.memory_quality import (
     copied_fraction,
     golden_names,
@@ -19,7 +22,18 @@ from memsearcher_jax.report.memory_quality import (
     supporting_names,
     tokenize,
 )
-from memsearcher_jax.types import Outcome, Problem, StopReason, Trajectory, Turn
+from memsearcher_jax.types import (
+    Completion,
+    Outcome,
+    Passage,
+    Problem,
+    Query,
+    SearchResult,
+    StopReason,
+    Trajectory,
+    Turn,
+)
+from tests.support import byte_tokenizer
 
 words = st.lists(st.sampled_from("abcd"), max_size=12)
 
@@ -33,6 +47,18 @@ def searched(memory, observation, new_memory, calls=()):
 def trajectory(*turns, golden=("Ada",), titles=("Mill", "Lake (town)"), stop=StopReason.MAX_TURNS, id="q", **metadata):
     metadata = metadata | ({"supporting_titles": list(titles)} if titles else {})
     return Trajectory(Problem(id, "Who?", golden, metadata), 0, Outcome(stop, turns=turns), (), "")
+
+
+def rollout(config, replies, found):
+    """The outcome of an agent with these replies, whose searches find these passages, then one about nothing."""
+    replies_left = iter(replies)
+    passages_left = itertools.chain(found, itertools.repeat('"Hill"\nLake is far.'))
+
+    def search(request):
+        return tuple(SearchResult((Passage("p", next(passages_left)),)) for _ in request.queries)
+
+    workflow = make_agent(config).start(Problem("q", "Who?", ("Ada",)), byte_tokenizer())
+    return run_workflow(workflow, lambda request: Completion(next(replies_left)), search)
 
 
 def quality(*turns, **changes):
@@ -111,6 +137,37 @@ def test_repeated_tool_calls_do_not_count_as_shown():
     twice = Turn("", "", (call, call), observation=f"{call} Ada {call} Lake")
     assert shown_text(twice).split() == ["Ada", "Lake"]
     assert shown_text(Turn("", "", ("", "gone"), observation="as it was")) == "as it was"
+
+
+def test_a_page_with_the_words_of_the_query_counts_as_shown_where_the_observation_has_no_calls():
+    """Search-R1 and MEM1 show passages alone: their calls are the queries themselves."""
+    queries = (Query("Mill", 5),)
+    turn = Turn("", "<search> Mill </search>", ("Mill",), queries, observation="Mill\nAda built it by Lake.")
+    assert shown_text(turn) == turn.observation
+    (one,) = quality(turn)
+    assert one.names["supporting"].shown == ("Mill", "Lake (town)") and one.names["golden"].shown == ("Ada",)
+
+
+def test_mem1_keeps_what_its_next_state_holds():
+    """A state is written before the search of its turn; what the search found is kept by the state that follows."""
+    config = replace(AgentConfig(workflow="mem1", max_turns=4), completion_tokens=200)
+    found = ['"Mill"\nAda built it by Lake.', '"Lake"\nIt is deep.']
+    replies = [
+        "<think>I know nothing.</think><search>Mill</search>",
+        "<think>Ada built the Mill; Lake.</think><search>Lake</search>",
+        "<think>Mill only.</think><search>more</search>",
+        "<think>Mill.</think><answer>Ada</answer>",
+    ]
+    outcome = rollout(config, replies, found)
+    assert outcome.stop is StopReason.ANSWERED and len(outcome.turns) == 4
+    turns = memory_quality(replace(trajectory(), outcome=outcome))
+    first, second, third, last = (turn.metrics for turn in turns)
+    assert "golden/shown" not in first and first["golden/held"] == 0.0
+    assert second["supporting/shown"] == second["supporting/kept"] == second["golden/kept"] == 1.0
+    assert "golden/lost" not in second, "what was found is not what the memory before held"
+    assert third["supporting/shown"] == 0.5 and third["supporting/kept"] == 0.0  # Lake
+    assert third["golden/lost"] == 1.0 and third["supporting/lost"] == 0.5
+    assert not turns[3].wrote_memory and last["supporting/shown"] == 0.5
 
 
 def test_turns_without_an_observation_or_a_memory():
