@@ -11,8 +11,8 @@ rewards that rise or fall along the stream become advantages; with those of one 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,24 @@ from memsearcher_jax.training.packing import TrainingExample
 from memsearcher_jax.types import Context, ScoredTrajectory
 
 
+@dataclass(frozen=True)
+class NumberedContext:
+    """A context and its position in its trajectory, counted from 0."""
+
+    position: int
+    context: Context
+
+
+@dataclass(frozen=True)
+class RewardedUnit:
+    """What has one reward: a trajectory, or one of its contexts. The letter U stands for these units."""
+
+    reward: float  # NaN: none
+    group: str  # over whose units the reward is normalised
+    contexts: Sequence[NumberedContext]  # that are trained with the unit's advantage
+    is_correct: bool  # whether all answers of its trajectory are
+
+
 def multi_context_advantages(
     scored: Sequence[ScoredTrajectory], group_R: Sequence[int], settings: RLConfig
 ) -> list[TrainingExample]:
@@ -31,58 +49,75 @@ def multi_context_advantages(
     `group_R` says which trajectories are rollouts of one problem. A NaN reward means
     that there is none: it enters no mean, and what it belongs to is not trained. Raises ValueError where rewards and
     contexts differ in number.
+
+    For example, two rollouts of one problem have the rewards 1 and 0, and three contexts and one: their advantages are
+    0.707 and -0.707, and the examples have 0.707, 0.707, 0.707 and -0.707.
     """
-    # U: what has a reward of its own, a trajectory or a context.
-    rewarded = [
-        (reward, group, contexts, one.scores)
-        for one, number in zip(scored, group_R, strict=True)
-        for reward, group, contexts in _rewarded_contexts(one, number, settings)
-        if not math.isnan(reward)
-    ]
-    if not rewarded:
+    units = list[RewardedUnit]()
+    for trajectory, group in zip(scored, group_R, strict=True):
+        for unit in _rewarded_units(trajectory, group, settings):
+            if not math.isnan(unit.reward):
+                units.append(unit)
+    if not units:
         return []
-    reward_U = np.array([reward for reward, *_ in rewarded], np.float32)
-    group_U = np.array([group for _, group, *_ in rewarded])
-    advantage_U = group_advantages(reward_U, group_U, norm_by_std=settings.norm_by_std)
-    mixed = dict(zip(dict.fromkeys(group_U), mixed_groups(reward_U, group_U), strict=True))
-    return [
-        TrainingExample(
-            np.array(context.ids, np.int32),
-            np.array(context.logprobs, np.float32),
-            np.array(context.sampled, bool),
-            float(advantage),
-            number,
-            1.0 in (scores.get("exact_match"), scores.get("accuracy")),  # all of its answers are correct
-            context.version,
-        )
-        for (_, group, contexts, scores), advantage in zip(rewarded, advantage_U, strict=True)
-        if (settings.keep_constant_reward_groups and not settings.refill) or mixed[group]
-        for number, context in contexts
-        if any(context.sampled)
-    ]
+
+    reward_U = np.array([unit.reward for unit in units], np.float32)
+    groups = [unit.group for unit in units]
+    advantage_U = group_advantages(reward_U, groups, norm_by_std=settings.norm_by_std)
+    is_mixed = _is_mixed(reward_U, groups)
+    trains_every_group = settings.keep_constant_reward_groups and not settings.refill
+
+    examples = list[TrainingExample]()
+    for unit, advantage in zip(units, advantage_U, strict=True):
+        if trains_every_group or is_mixed[unit.group]:
+            for numbered in unit.contexts:
+                if any(numbered.context.sampled):
+                    examples.append(_example(numbered, float(advantage), unit.is_correct))
+    return examples
 
 
-def mixed_groups(reward_R: npt.ArrayLike, group_R: Iterable[Any]) -> list[bool]:
+def mixed_groups(reward_R: npt.ArrayLike, group_R: Iterable[Hashable]) -> list[bool]:
     """For each group, in order of first members, whether its rewards differ: only such groups move the policy.
 
     NaN is no reward. Rewards are compared in float32, because equal F1 scores of two answers may differ in their last
     bit.
     """
-    rewards: dict[Any, set[np.float32]] = {}
-    for reward, group in zip(np.asarray(reward_R, np.float32), group_R, strict=True):
-        rewards.setdefault(group, set()).update([] if math.isnan(reward) else [reward])
-    return [len(values) > 1 for values in rewards.values()]
+    return list(_is_mixed(reward_R, group_R).values())
 
 
-def _rewarded_contexts(
-    scored: ScoredTrajectory, number: int, settings: RLConfig
-) -> Iterator[tuple[float, str, Sequence[tuple[int, Context]]]]:
-    """(reward, group, numbered contexts that carry its advantage) of one trajectory, in its order."""
-    contexts = list(enumerate(scored.trajectory.contexts))
+def _is_mixed(rewards: npt.ArrayLike, groups: Iterable[Hashable]) -> dict[Hashable, bool]:
+    """By group, in order of first members, whether its rewards differ."""
+    distinct: dict[Hashable, set[np.float32]] = {}
+    for reward, group in zip(np.asarray(rewards, np.float32), groups, strict=True):
+        rewards_of_group = distinct.setdefault(group, set())
+        if not math.isnan(reward):
+            rewards_of_group.add(reward)
+    return {group: len(rewards_of_group) > 1 for group, rewards_of_group in distinct.items()}
+
+
+def _rewarded_units(scored: ScoredTrajectory, group: int, settings: RLConfig) -> list[RewardedUnit]:
+    """The units of one trajectory, in the order of its contexts."""
+    is_correct = 1.0 in (scored.scores.get("exact_match"), scored.scores.get("accuracy"))
+    contexts = [NumberedContext(position, context) for position, context in enumerate(scored.trajectory.contexts)]
     if settings.advantage_scope == "trajectory":
-        first = {"all_contexts": 0, "last_context": -1}[settings.credit]
-        yield scored.reward, str(number), contexts[first:]
-        return
-    for (position, context), reward in zip(contexts, scored.context_rewards, strict=True):
-        group = f"{number}/{position}" if settings.advantage_scope == "position" else str(number)
-        yield reward, group, ((position, context),)
+        trained = contexts if settings.credit == "all_contexts" else contexts[-1:]
+        return [RewardedUnit(scored.reward, str(group), trained, is_correct)]
+
+    units = []
+    for numbered, reward in zip(contexts, scored.context_rewards, strict=True):
+        unit_group = f"{group}/{numbered.position}" if settings.advantage_scope == "position" else str(group)
+        units.append(RewardedUnit(reward, unit_group, [numbered], is_correct))
+    return units
+
+
+def _example(numbered: NumberedContext, advantage: float, is_correct: bool) -> TrainingExample:
+    context = numbered.context
+    return TrainingExample(
+        ids=np.asarray(context.ids, np.int32),
+        logprobs=np.asarray(context.logprobs, np.float32),
+        sampled=np.asarray(context.sampled, bool),
+        advantage=advantage,
+        number=numbered.position,
+        correct=is_correct,
+        version=context.version,
+    )

@@ -24,9 +24,10 @@ from memsearcher_jax.sampling.scheduler import SamplerStats
 from memsearcher_jax.training.packing import TrainingExample
 from memsearcher_jax.types import ScoredTrajectory, TrajectorySummary
 
-TOKEN_FIELDS = {"ids": np.int32, "logprobs": np.float32, "sampled": np.bool_}
-FIELDS = {"advantage": np.float64, "number": np.int32, "correct": np.bool_, "version": np.int32}
-"""Of a TrainingExample, as they travel: with an entry for each token, or one in all."""
+TOKEN_DTYPES = {"ids": np.int32, "logprobs": np.float32, "sampled": np.bool_}
+"""The fields of a TrainingExample with an entry for each token. Those of all examples travel as one array."""
+SCALAR_DTYPES = {"advantage": np.float64, "number": np.int32, "correct": np.bool_, "version": np.int32}
+"""The fields of a TrainingExample with one entry in all."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,15 @@ class RolloutBatch:
 
     def mixed_groups(self, group_size: int) -> list[bool]:
         """For each group, whether the rewards of its trajectories differ."""
-        return mixed_groups([one.reward for one in self.summaries], _groups(self.summaries, group_size))
+        return mixed_groups([summary.reward for summary in self.summaries], _groups(self.summaries, group_size))
 
 
 def make_rollout_batch(scored: Sequence[ScoredTrajectory], stats: RolloutStats, settings: RLConfig) -> RolloutBatch:
     """The batch of one host's trajectories, G of each problem."""
     examples = multi_context_advantages(scored, _groups(scored, settings.group_size), settings)
     trajectories = compress_trajectories(scored) if settings.save_trajectories else b""
-    return RolloutBatch(examples, list(map(summarize_trajectory, scored)), stats, trajectories)
+    summaries = [summarize_trajectory(trajectory) for trajectory in scored]
+    return RolloutBatch(examples, summaries, stats, trajectories)
 
 
 def _groups(trajectories: Sequence[Any], group_size: int) -> list[int]:
@@ -63,59 +65,68 @@ def exchange(hosts: Hosts, batch: RolloutBatch | None) -> RolloutBatch:
     batches = hosts.exchange(None if batch is None else to_bytes(batch))
     if batches is None:
         raise hosts.ended()
-    return concatenate(list(map(from_bytes, batches)))
+    return concatenate([from_bytes(content) for content in batches])
 
 
 def concatenate(
     batches: Sequence[RolloutBatch], combine_seconds: Callable[[Iterable[float]], float] = max
 ) -> RolloutBatch:
     """One batch out of several, in this order. Hosts sample concurrently, so the slowest one's seconds count."""
-    stats = [batch.stats for batch in batches]
-    return RolloutBatch(
-        [example for batch in batches for example in batch.examples],
-        [summary for batch in batches for summary in batch.summaries],
-        RolloutStats(
-            sum((one.sampler for one in stats), SamplerStats()),
-            combine_seconds(one.seconds for one in stats),
-            tuple(latency for one in stats for latency in one.search_latencies),
-            {name: max(one.device_memory[name] for one in stats) for name in stats[0].device_memory},
-            sum(one.interrupted_tokens for one in stats),
-        ),
-        b"".join(batch.trajectories for batch in batches),
+    examples = [example for batch in batches for example in batch.examples]
+    summaries = [summary for batch in batches for summary in batch.summaries]
+    trajectories = b"".join(batch.trajectories for batch in batches)
+    stats = _joined([batch.stats for batch in batches], combine_seconds)
+    return RolloutBatch(examples, summaries, stats, trajectories)
+
+
+def _joined(parts: Sequence[RolloutStats], combine_seconds: Callable[[Iterable[float]], float]) -> RolloutStats:
+    latencies = tuple(latency for stats in parts for latency in stats.search_latencies)
+    device_memory = {}
+    for name in parts[0].device_memory:
+        device_memory[name] = max(stats.device_memory[name] for stats in parts)
+    return RolloutStats(
+        sampler=sum((stats.sampler for stats in parts), SamplerStats()),
+        seconds=combine_seconds(stats.seconds for stats in parts),
+        search_latencies=latencies,
+        device_memory=device_memory,
+        interrupted_tokens=sum(stats.interrupted_tokens for stats in parts),
     )
 
 
 def to_bytes(batch: RolloutBatch) -> bytes:
     """Plain arrays and JSON, nothing that could run; `from_bytes` gives the same batch back to the bit."""
-    texts = {
-        "summaries": [asdict(one) | {"stop": one.stop.value} for one in batch.summaries],
-        "stats": asdict(batch.stats),
-    }
-    arrays: dict[str, Any] = {
+    summaries = [asdict(summary) | {"stop": summary.stop.value} for summary in batch.summaries]
+    texts = {"summaries": summaries, "stats": asdict(batch.stats)}
+    arrays: dict[str, np.ndarray] = {
         "texts": np.frombuffer(json.dumps(texts).encode(), np.uint8),
         "trajectories": np.frombuffer(batch.trajectories, np.uint8),
+        "lengths": np.array([len(example.ids) for example in batch.examples], np.int64),
     }
-    for name, dtype in TOKEN_FIELDS.items():
-        values = [np.asarray(getattr(example, name), dtype) for example in batch.examples]
-        arrays[name] = np.concatenate([np.zeros(0, dtype), *values])
-        arrays[f"{name}_lengths"] = np.array(list(map(len, values)), np.int64)
-    for name, dtype in FIELDS.items():
+    for name, dtype in TOKEN_DTYPES.items():
+        of_examples = [np.asarray(getattr(example, name), dtype) for example in batch.examples]
+        arrays[name] = np.concatenate([np.zeros(0, dtype), *of_examples])
+    for name, dtype in SCALAR_DTYPES.items():
         arrays[name] = np.array([getattr(example, name) for example in batch.examples], dtype)
     content = io.BytesIO()
-    np.savez(content, **arrays)
+    np.savez(content, allow_pickle=False, **arrays)
     return content.getvalue()
 
 
 def from_bytes(content: bytes) -> RolloutBatch:
-    """The inverse of `to_bytes`."""
+    """The inverse of `to_bytes`. The arrays of the examples are views of those of the whole batch."""
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         texts = json.loads(arrays["texts"].tobytes())
-        ends = {name: np.cumsum(arrays[f"{name}_lengths"]) for name in TOKEN_FIELDS}
-        fields = {name: np.split(arrays[name], ends[name])[:-1] for name in TOKEN_FIELDS}
-        fields |= {name: arrays[name].tolist() for name in FIELDS}
-        examples = [
-            TrainingExample(**dict(zip(fields, one, strict=True))) for one in zip(*fields.values(), strict=True)
-        ]
         trajectories = arrays["trajectories"].tobytes()
-    summaries = [decode(TrajectorySummary, one) for one in texts["summaries"]]
+        ends = np.cumsum(arrays["lengths"])
+        tokens = {name: arrays[name] for name in TOKEN_DTYPES}
+        scalars = {name: arrays[name].tolist() for name in SCALAR_DTYPES}  # as Python's numbers
+
+    examples = []
+    begin = 0
+    for number, end in enumerate(ends.tolist()):
+        own_tokens = {name: values[begin:end] for name, values in tokens.items()}
+        own_scalars = {name: values[number] for name, values in scalars.items()}
+        examples.append(TrainingExample(**own_tokens, **own_scalars))
+        begin = end
+    summaries = [decode(TrajectorySummary, fields) for fields in texts["summaries"]]
     return RolloutBatch(examples, summaries, decode(RolloutStats, texts["stats"]), trajectories)

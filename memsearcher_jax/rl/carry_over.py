@@ -20,7 +20,7 @@ import json
 import zlib
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from memsearcher_jax.logs.trajectories import decode, decode_response, encode_context, encode_response
 from memsearcher_jax.rl.batch import RolloutBatch, exchange
@@ -58,7 +58,7 @@ class Group:
 
     @property
     def complete(self) -> bool:
-        return all(one.outcome is not None for one in self.rollouts)
+        return all(rollout.outcome is not None for rollout in self.rollouts)
 
     def restarted(self) -> Group:
         """The same problem, none of whose rollouts has begun."""
@@ -85,7 +85,8 @@ class CarryOver(Collector):
     unfinished: Carried | None = None  # what the step under way would carry on
 
     def collect(self, state: RunState, timer: Timer) -> RolloutBatch:
-        settings, step, batch = self.run.config.rl, state.step, None
+        settings = self.run.config.rl
+        step = state.step
         count = settings.prompts_per_step
         self.take(count)
 
@@ -93,16 +94,20 @@ class CarryOver(Collector):
             return self.loader.batch(self.position + (later - step) * count, count)
 
         # All steps have the same key, and each rollout a number of its own: see `rollout`.
-        key, indices = named_key(self.run.config.seed, "rollout", 0), self.hosts.share(count)
+        key = named_key(self.run.config.seed, "rollout", 0)
+        indices = self.hosts.share(count)
+        batch_of_host = None
         with self.hosts.guarded():
             with timer("rollout"):
-                trajectories, self.unfinished, stats = rollout(
+                result = rollout(
                     self.driver, self.carried, problems, indices, state.params, key, step, settings, timer.notify
                 )
-            batch = self.scored(trajectories, stats, timer)
+            self.unfinished = result.carried
+            batch_of_host = self.scored(result.trajectories, result.stats, timer)
         with timer("gather"):
-            batch = self.with_metrics(exchange(self.hosts, batch))
-        return replace(batch, metrics={**batch.metrics, **staleness_metrics(batch.summaries, step, batch.stats)})
+            batch = self.with_metrics(exchange(self.hosts, batch_of_host))
+        staleness = staleness_metrics(batch.summaries, step, batch.stats)
+        return replace(batch, metrics={**batch.metrics, **staleness})
 
     def commit(self) -> None:
         assert self.unfinished is not None, "`collect` comes first"
@@ -116,6 +121,14 @@ class CarryOver(Collector):
         return super().meta() | {"carried": to_text(self.carried, self.hosts.exchange)}
 
 
+class StepResult(NamedTuple):
+    """What the rollout of one step made on one host."""
+
+    trajectories: list[Trajectory]  # that the step trains
+    carried: Carried  # what it carries on
+    stats: RolloutStats
+
+
 def rollout(
     driver: RolloutDriver,
     carried: Carried,
@@ -126,39 +139,54 @@ def rollout(
     step: int,
     settings: RLConfig,
     notify: Callable[[str], None],
-) -> tuple[list[Trajectory], Carried, RolloutStats]:
-    """The trajectories that a step trains, what it carries on, and what it took.
+) -> StepResult:
+    """Continues what is carried and begins new groups, until the step has the groups that it trains.
 
     `problems` gives those of a step, of which those at `indices` are this host's.
     """
-    # None of a step after the run's last.
-    next_step, begun = min(step + settings.carry_over + 1, settings.steps), list(carried.groups)
-    for later in range(carried.next_step, next_step):
+    end_step = min(step + settings.carry_over + 1, settings.steps)  # no problem of a step after the run's last begins
+    begun = list(carried.groups)
+    for later in range(carried.next_step, end_step):
         batch = problems(later)
         begun += [Group(later, index, batch[index], (Rollout(),) * settings.group_size) for index in indices]
+
     groups = {group.step * settings.prompts_per_step + group.index: group for group in begun}
     complete = {number for number, group in groups.items() if group.complete}
     step_rollout = _StepRollout(groups, step, _needs(groups, len(indices), step, settings), complete)
-    jobs = [
-        # The number seeds the draws: the same in every step that samples the rollout, and unique among all.
-        Job(number * settings.group_size + copy, group.problem, copy, one)
-        for number, group in groups.items()
-        for copy, one in enumerate(group.rollouts)
-        if one.outcome is None
-    ]
+    jobs = []
+    for number, group in groups.items():
+        for copy, begun_rollout in enumerate(group.rollouts):
+            if begun_rollout.outcome is None:
+                # The seed of its draws: the same in every step that samples the rollout, and unique among all.
+                rollout_number = number * settings.group_size + copy
+                jobs.append(Job(rollout_number, group.problem, copy, begun_rollout))
 
     def on_end(job: Job, ended: Rollout) -> None:
         step_rollout.record(job.number // settings.group_size, job.rollout, ended)
         notify(f"{len(step_rollout.complete)}/{step_rollout.quota} groups, {step_rollout.finished} trajectories")
 
     stats = driver.run(jobs, params, key, on_end, version=step, should_continue=step_rollout.should_continue)
-    trained, kept = step_rollout.split_trained()
-    trajectories = [
-        driver.trajectory(Job(0, group.problem, copy), one)
-        for group in trained
-        for copy, one in enumerate(group.rollouts)
-    ]
-    return trajectories, Carried(max(next_step, carried.next_step), tuple(kept)), stats
+
+    split = step_rollout.split_trained()
+    trajectories = []
+    for group in split.trained:
+        for copy, ended in enumerate(group.rollouts):
+            trajectories.append(driver.trajectory(Job(0, group.problem, copy), ended))
+    next_step = max(end_step, carried.next_step)
+    return StepResult(trajectories, Carried(next_step, tuple(split.kept)), stats)
+
+
+@dataclass(frozen=True)
+class _Need:
+    """At least `count` of these groups have to be complete before the rollout of a step may end."""
+
+    numbers: set[int]
+    count: int
+
+
+class _Split(NamedTuple):
+    trained: list[Group]
+    kept: list[Group]
 
 
 @dataclass
@@ -167,70 +195,87 @@ class _StepRollout:
 
     groups: dict[int, Group]  # by the number of the problem in the run, in order
     step: int
-    needs: list[tuple[set[int], int]]  # see `_needs`
+    needs: list[_Need]
     complete: set[int]  # numbers of groups that are
     finished: int = 0
 
     @property
     def quota(self) -> int:
         """Groups that the step trains."""
-        return max(count for _, count in self.needs)
+        return max(need.count for need in self.needs)
 
     def should_continue(self) -> bool:
         """Whether the step needs more groups to be complete."""
-        return any(len(self.complete & numbers) < count for numbers, count in self.needs)
+        return any(len(self.complete & need.numbers) < need.count for need in self.needs)
 
-    def record(self, number: int, copy: int, one: Rollout) -> None:
+    def record(self, number: int, copy: int, ended: Rollout) -> None:
         """Records how one rollout of a group ended: it finished or was paused."""
         group = self.groups[number]
-        rollouts = (*group.rollouts[:copy], one, *group.rollouts[copy + 1 :])
-        versions = (context.version for rollout in rollouts for context in rollout.contexts)
+        rollouts = (*group.rollouts[:copy], ended, *group.rollouts[copy + 1 :])
+        versions = [context.version for rollout in rollouts for context in rollout.contexts]
         opened = self.step if group.oldest_version is None else group.oldest_version
         group = replace(group, rollouts=rollouts, oldest_version=min(versions, default=opened))
         self.groups[number] = group
         if group.complete:
             self.complete.add(number)
-        self.finished += one.outcome is not None
+        if ended.outcome is not None:
+            self.finished += 1
 
-    def split_trained(self) -> tuple[list[Group], list[Group]]:
+    def split_trained(self) -> _Split:
         """The groups to train, which are those with the oldest contexts, and those to carry on."""
-        numbers = sorted(self.complete, key=lambda number: (self.groups[number].oldest_version, number))
-        trained = set(numbers[: self.quota])
+        oldest_first = sorted(self.complete, key=lambda number: (self.groups[number].oldest_version, number))
+        trained = set(oldest_first[: self.quota])
         kept = [group for number, group in self.groups.items() if number not in trained]
-        return [self.groups[number] for number in sorted(trained)], kept
+        return _Split([self.groups[number] for number in sorted(trained)], kept)
 
 
-def _needs(groups: Mapping[int, Group], quota: int, step: int, settings: RLConfig) -> list[tuple[set[int], int]]:
-    """(numbers, how many of these groups have to be complete) for which the rollout of a step waits.
+def _needs(groups: Mapping[int, Group], quota: int, step: int, settings: RLConfig) -> list[_Need]:
+    """What the rollout of a step waits for: as many complete groups as it trains, among them those that must not wait.
 
-    Of all groups `quota`, as many as the step has problems; and of those that will be too old in `later` steps, as many
-    as these steps, with `quota` each, will not train.
+    `quota` is the number of groups that a step trains. A context may be `rl.carry_over` steps old when it is trained.
+    So the groups that reach this age within the next `later` steps have to be trained by this step and by those, of
+    which each trains `quota`: the groups for which these later steps have no room have to be complete now.
+
+    For example, the quota is 3 and `carry_over` 2, and step 7 has one group begun in step 5, five begun in step 6 and
+    three that are new:
+
+    - of all nine groups, 3 have to be complete;
+    - `later` 0: the group of step 5 is as old as is allowed, so it has to be complete;
+    - `later` 1: step 8 is the last that may train the groups of step 6 and earlier, and it trains 3 of these six, so
+      the other 3 have to be complete now: a new group that ends early takes no place of theirs;
+    - `later` 2: steps 8 and 9 train 6 of the nine groups, so 3 have to be complete.
     """
-    bound = settings.carry_over if step < settings.steps - 1 else 0  # after the last step nothing is trained
-    needs = [(set(groups), quota)]
-    for later in range(bound + 1):
-        ages = {number: step if one.oldest_version is None else one.oldest_version for number, one in groups.items()}
-        old = {number for number, version in ages.items() if version <= step - bound + later}
-        needs.append((old, len(old) - later * quota))
+    is_last = step == settings.steps - 1
+    max_staleness = 0 if is_last else settings.carry_over  # after the last step nothing is trained
+    oldest_version = {
+        number: step if group.oldest_version is None else group.oldest_version for number, group in groups.items()
+    }
+    needs = [_Need(set(groups), quota)]
+    for later in range(max_staleness + 1):
+        too_old_after = step - max_staleness + later
+        due = {number for number, version in oldest_version.items() if version <= too_old_after}
+        needs.append(_Need(due, len(due) - later * quota))
     return needs
 
 
 def to_text(carried: Carried, exchange: Callable[[bytes], list[bytes] | None]) -> str:
     """What all hosts carry, as text for a checkpoint: compressed JSON. All hosts must call it."""
-    local = [
-        {
+    groups_of_host = []
+    for group in carried.groups:
+        fields = {
             "step": group.step,
             "index": group.index,
             "oldest_version": group.oldest_version,
             "problem": problem_name(group.problem),
             "rollouts": list(map(_to_json, group.rollouts)),
         }
-        for group in carried.groups
-    ]
-    groups = [one for share in exchange(json.dumps(local).encode()) or () for one in json.loads(share)]
-    groups.sort(key=lambda one: (one["step"], one["index"]))
-    together = {"next_step": carried.next_step, "groups": groups}
-    return base64.b64encode(zlib.compress(json.dumps(together).encode())).decode()
+        groups_of_host.append(fields)
+    groups = []
+    for share in exchange(json.dumps(groups_of_host).encode()) or ():
+        groups += json.loads(share)
+    groups.sort(key=lambda fields: (fields["step"], fields["index"]))
+    carried_by_all = {"next_step": carried.next_step, "groups": groups}
+    return base64.b64encode(zlib.compress(json.dumps(carried_by_all).encode())).decode()
 
 
 def from_text(
@@ -242,7 +287,8 @@ def from_text(
     since. Raises ValueError if the carried groups cannot go on with these.
     """
     content = json.loads(zlib.decompress(base64.b64decode(text)))
-    for name, old, new in changed if content["groups"] else ():
+    must_not_change = changed if content["groups"] else ()
+    for name, old, new in must_not_change:
         if name.startswith(FIXED_SETTINGS) or (name == "rl.carry_over" and new < old):
             raise ValueError(
                 f"{name} cannot change to {new!r} while the checkpoint carries trajectories: leave it at {old!r}"
@@ -252,12 +298,13 @@ def from_text(
 
     def restored(fields: dict[str, Any]) -> Group:
         name = fields["problem"]
-        if (problem := found.get(name["sha256"])) is None:
+        problem = found.get(name["sha256"])
+        if problem is None:
             raise ValueError(
                 f"the checkpoint carries trajectories of problem {name['id']!r}, which the training data no longer has "
                 "as it was: restore the data that the run began with"
             )
-        rollouts = tuple(_from_json(one, problem, driver) for one in fields["rollouts"])
+        rollouts = tuple(_from_json(rollout_fields, problem, driver) for rollout_fields in fields["rollouts"])
         return Group(fields["step"], fields["index"], problem, rollouts, fields["oldest_version"])
 
     return Carried(content["next_step"], tuple(map(restored, content["groups"])))
@@ -269,21 +316,26 @@ def problem_name(problem: Problem) -> dict[str, str]:
     return {"id": problem.id, "sha256": hashlib.sha256(content.encode()).hexdigest()}
 
 
-def _to_json(one: Rollout) -> dict[str, Any]:
-    """An outcome that the workflow did not return is stored; the others it returns again."""
-    outcome = one.outcome
-    lost = outcome is not None and outcome.stop in (StopReason.FAULT, StopReason.NOT_FINITE)
+def _to_json(rollout: Rollout) -> dict[str, Any]:
+    """The rollout without an outcome that its workflow returns again; one that it did not return is stored."""
+    outcome = rollout.outcome
+    fault = None
+    if outcome is not None and outcome.stop in (StopReason.FAULT, StopReason.NOT_FINITE):
+        fault = {"stop": outcome.stop.value, "error": outcome.error}
     return {
-        "contexts": [encode_context(context) for context in one.contexts],
-        "responses": list(map(encode_response, one.responses)),
+        "contexts": [encode_context(context) for context in rollout.contexts],
+        "responses": list(map(encode_response, rollout.responses)),
         "finished": outcome is not None,
-        "fault": {"stop": outcome.stop.value, "error": outcome.error} if outcome and lost else None,
+        "fault": fault,
     }
 
 
 def _from_json(fields: dict[str, Any], problem: Problem, driver: RolloutDriver) -> Rollout:
     contexts = decode(tuple[Context, ...], fields["contexts"])
     responses = tuple(map(decode_response, fields["responses"]))
+    outcome = None
     if fault := fields["fault"]:
-        return Rollout(contexts, responses, Outcome(StopReason(fault["stop"]), error=fault["error"]))
-    return Rollout(contexts, responses, driver.outcome(problem, responses) if fields["finished"] else None)
+        outcome = Outcome(StopReason(fault["stop"]), error=fault["error"])
+    elif fields["finished"]:
+        outcome = driver.outcome(problem, responses)
+    return Rollout(contexts, responses, outcome)
