@@ -14,11 +14,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memsearcher_jax.agent.reward import normalize
+from memsearcher_jax.report.sources import sources_of
 from memsearcher_jax.report.word_diff import word_diff
 from memsearcher_jax.types import (
     Outcome,
-    Passage,
     Problem,
     Query,
     SearchResult,
@@ -111,14 +110,6 @@ def show_end(outcome: Outcome, problem: Problem, console: Console, *, reward: fl
         if count:
             table.add_row(safe_text(name.replace("_", " ")), str(count))
     console.print(table)
-
-
-def sources_of(outcome: Outcome) -> tuple[list[Passage], int]:
-    """The passages that contain the answer, both normalized, in the order they were found, and how many were found."""
-    found = {passage.id: passage for passage in outcome.passages}
-    answer = normalize(outcome.answer)
-    sources = [passage for passage in found.values() if answer and f" {answer} " in f" {normalize(passage.contents)} "]
-    return sources, len(found)
 
 
 def show_sources(outcome: Outcome, console: Console) -> None:

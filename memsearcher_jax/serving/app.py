@@ -43,7 +43,7 @@ from memsearcher_jax.http.chat import (
     usage_event,
 )
 from memsearcher_jax.http.server import BodyLimit, Overloaded, first_error
-from memsearcher_jax.report.console import sources_of
+from memsearcher_jax.report.sources import sources_of
 from memsearcher_jax.rl.rollout import Rollout
 from memsearcher_jax.serving.agent import AgentService, Event, RequestParams, check_text
 from memsearcher_jax.serving.tools import make_tools

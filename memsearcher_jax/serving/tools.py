@@ -14,7 +14,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BaseModel
 
 from memsearcher_jax.http.server import Overloaded
-from memsearcher_jax.report.console import sources_of
+from memsearcher_jax.report.sources import sources_of
 from memsearcher_jax.rl.rollout import Rollout
 from memsearcher_jax.serving.agent import AgentService, Event, RequestParams, check_text
 from memsearcher_jax.types import Outcome, Passage, StopReason
