@@ -38,6 +38,9 @@ class AgentConfig:
     tools: tuple[str, ...] = ()
     """Tools of one's own, besides the search: FILE.py, whose functions they are, or those in its list TOOLS;
     mcp:http://HOST/mcp or mcp:COMMAND (docs/extend.md)."""
+    tools_api_key_env: tuple[str, ...] = ()
+    """Environment variables that hold the keys of the servers mcp:http://... in agent.tools, in their order; '' for a
+    server without a key."""
     replay: str = ""
     """A run whose recorded results answer the calls of its tools, which need not be there."""
     tool_timeout: Positive = 30.0

@@ -7,9 +7,9 @@ import inspect
 import json
 import threading
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union
@@ -19,13 +19,22 @@ from memsearcher_jax.python_files import described, load
 JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
 
 
+class ServerDied(ConnectionError):
+    """The connection to a tool's server was lost during a call, which may be the reason."""
+
+
 @dataclass(frozen=True)
 class Tool:
-    """A tool of a run's own. `answer` gets the arguments of some calls and returns one result for each, in order."""
+    """A tool of a run's own.
+
+    `answer` gets the arguments of some calls, and the seconds after which nobody waits for their results. It returns
+    one result for each call, in order: a `ToolResult`, a value for `as_text`, or the error of this call.
+    """
 
     schema: dict[str, Any]  # name, description and parameters, as JSON schema
-    answer: Callable[[Sequence[dict[str, Any]]], Sequence[Any]]
+    answer: Callable[[Sequence[dict[str, Any]], float], Sequence[Any]]
     batches: bool = False  # whether one call of `answer` may take several calls
+    server: str = ""  # whose death ends the calls of all its tools; "" for a function
 
     @property
     def name(self) -> str:
@@ -58,6 +67,24 @@ def file_tools(file: str) -> list[Tool]:
     return tools
 
 
+def as_text(value: Any) -> str:
+    """A tool's result as the policy reads it: a text as it is, anything else as JSON, as MCP's servers write it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has in place of a value that it has not."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    for method in ("model_dump", "tolist"):  # of pydantic; of NumPy and JAX
+        convert = getattr(value, method, None)
+        if callable(convert):
+            return convert()
+    if isinstance(value, Set):
+        return list(value)
+    return str(value)
+
+
 def _is_function(value: Any) -> bool:
     return hasattr(inspect.unwrap(value), "__code__")  # also one that a cache wraps
 
@@ -88,16 +115,21 @@ def _tool(function: Callable[..., Any], batch: Callable[..., Any] | None) -> Too
         raise ValueError(f"agent.tools {where} has a parameter without a type that JSON has: {error}") from error
     parameters = {"type": "object", "properties": properties, "required": required}
 
-    def answer(calls: Sequence[dict[str, Any]]) -> Sequence[Any]:
-        for arguments in calls:
-            signature.bind(**arguments)  # raises TypeError for wrong ones
-        calls = deepcopy(list(calls))  # which are recorded, whatever a function does with its arguments
-        results = batch(calls) if batch else [function(**arguments) for arguments in calls]
-        if not inspect.isawaitable(results):
-            results = list(results)
-            if not any(map(inspect.isawaitable, results)):
-                return results
-        return asyncio.run_coroutine_threadsafe(_gathered(results), _event_loop()).result()
+    def answer(calls: Sequence[dict[str, Any]], timeout: float) -> Sequence[Any]:
+        results: list[Any] = [_wrong_arguments(signature, arguments) for arguments in calls]
+        right = [index for index, error in enumerate(results) if error is None]
+        if not right:
+            return results
+        # Copies: a call is recorded as it was made, whatever a function does with its arguments.
+        copies = [deepcopy(calls[index]) for index in right]
+        values = batch(copies) if batch else [function(**arguments) for arguments in copies]
+        if inspect.isawaitable(values) or any(map(inspect.isawaitable, values := list(values))):
+            values = asyncio.run_coroutine_threadsafe(_gathered(values, timeout), _event_loop()).result()
+        if len(values) != len(right):
+            raise ValueError(f"{len(values)} results for {len(right)} calls")
+        for index, value in zip(right, values, strict=True):
+            results[index] = value
+        return results
 
     return Tool({"name": function.__name__, "description": description, "parameters": parameters}, answer, bool(batch))
 
@@ -110,13 +142,37 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-async def _gathered(results: Any) -> list[Any]:
-    """The results, of which any, or all together, may be awaitable."""
+def _wrong_arguments(signature: inspect.Signature, arguments: dict[str, Any]) -> TypeError | None:
     try:
-        results = await results if inspect.isawaitable(results) else results
-        return [await result if inspect.isawaitable(result) else result for result in results]
+        signature.bind(**arguments)
+    except TypeError as error:
+        return error
+    return None
+
+
+async def _gathered(values: Any, timeout: float) -> list[Any]:
+    """The values, of which any, or all together, may be awaitable; the error of one that fails.
+
+    After `timeout` seconds, when nobody waits for them, what is left is cancelled.
+    """
+    try:
+        async with asyncio.timeout(timeout):
+            if inspect.isawaitable(values):
+                values = await _awaited(values)
+                if isinstance(values, BaseException):
+                    raise values
+            return await asyncio.gather(*map(_awaited, values))
+    except TimeoutError:
+        raise TimeoutError(f"no answer in {timeout:g} s") from None
+
+
+async def _awaited(value: Any) -> Any:
+    try:
+        return await value if inspect.isawaitable(value) else value
+    except Exception as error:
+        return error
     except (KeyboardInterrupt, SystemExit) as error:  # which would end the loop
-        raise RuntimeError(described(error)) from error
+        return RuntimeError(described(error))
 
 
 def _schema(hint: Any) -> dict[str, Any]:

@@ -7,14 +7,20 @@ not JSON (such as a proxy's error page), status 408, 429 and 5xx. Any other stat
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ipaddress
 import json
 import re
 import ssl
 import urllib.parse
+import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    import httpx2
 
 
 class ServiceUnavailable(ConnectionError):
@@ -62,6 +68,8 @@ class JsonClient:
             raise ServiceUnavailable(f"{self.url} does not respond within {self.timeout:g} s") from error
         except (OSError, UnicodeError, httpx2.HTTPError, httpx2.InvalidURL) as error:
             reason = str(error) or type(error).__name__
+            if proxy_of(self.url):
+                reason += " (through the proxy that the environment names)"
             raise ServiceUnavailable(f"{self.url} does not respond: {reason}") from error
         self.check_status(status, text)
         try:
@@ -78,13 +86,11 @@ class JsonClient:
 
     async def _send(self, method: str, path: str, body: Any) -> tuple[int, bytes]:
         """Status and body of the response. Raises TimeoutError: the time-outs of httpx bound each read alone."""
-        import httpx2
-
         content = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json", **self.headers}
         async with asyncio.timeout(self.timeout):
-            async with httpx2.AsyncClient(timeout=None, trust_env=False, verify=_certificates()) as client:
-                response = await client.request(method, self.url.rstrip("/") + path, content=content, headers=headers)
+            async with async_client(self.url, headers) as client:
+                response = await client.request(method, self.url.rstrip("/") + path, content=content)
         return response.status_code, response.content
 
     def _excerpt(self, text: bytes, max_bytes: int = 200) -> str:
@@ -94,6 +100,56 @@ class JsonClient:
             for secret in secrets:
                 text = text.replace(secret.encode(), b"***")
         return " ".join(text[:max_bytes].decode("utf-8", "replace").split())
+
+
+def async_client(
+    url: str, headers: Mapping[str, str], event_hooks: Mapping[str, list[Any]] | None = None
+) -> httpx2.AsyncClient:
+    """A client for requests to `url`, through the proxy that the environment names for it; without time-outs."""
+    import httpx2
+
+    proxy = proxy_of(url)
+    try:
+        return httpx2.AsyncClient(
+            headers=dict(headers),
+            timeout=None,
+            trust_env=False,  # with it, a key of ~/.netrc would replace the one in `headers`
+            proxy=proxy,
+            verify=_certificates(),
+            event_hooks=event_hooks,
+        )
+    except (ValueError, ImportError) as error:
+        if proxy is None:
+            raise
+        # The address of a proxy may hold a password.
+        raise ConnectionError(
+            "the proxy in HTTP_PROXY, HTTPS_PROXY or ALL_PROXY cannot be used: use http://"
+        ) from error
+
+
+def proxy_of(url: str) -> str | None:
+    """The proxy for an address, of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY; None where NO_PROXY excludes it.
+
+    NO_PROXY lists names, of which it excludes subdomains too, addresses, and networks such as 10.0.0.0/8. This machine
+    is never reached through a proxy.
+    """
+    proxies = urllib.request.getproxies_environment()
+    parts = urllib.parse.urlsplit(url)
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    host = parts.hostname or ""
+    if not proxy or host == "localhost" or urllib.request.proxy_bypass_environment(parts.netloc, proxies):
+        return None
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:  # a name
+        return proxy
+    networks = []
+    for entry in proxies.get("no", "").split(","):
+        with contextlib.suppress(ValueError):  # a name, which was compared above
+            networks.append(ipaddress.ip_network(entry.strip(), strict=False))
+    if address.is_loopback or any(address in network for network in networks):
+        return None
+    return proxy
 
 
 @cache

@@ -27,7 +27,7 @@ from memsearcher_jax.retrieval.search import Searcher, open_searcher
 from memsearcher_jax.rl.completers import uses_initial_policy
 from memsearcher_jax.rl.probe import probe
 from memsearcher_jax.rl.rollout import Params, RolloutDriver
-from memsearcher_jax.rl.tool_executor import Backend, search_backend, tool_backend
+from memsearcher_jax.rl.tool_executor import Backend, search_backend, tool_backends
 from memsearcher_jax.rl.toolbox import open_tools
 from memsearcher_jax.runs import hub, load_weights
 from memsearcher_jax.runs.run_dir import DATA, INDEX, PACKAGED_TOKENIZER, tokenizer_folder
@@ -243,7 +243,7 @@ def make_backends(run: Run) -> dict[str, Backend]:
     # An index in this process uses all cores for a batch, a service answers several batches at a time.
     concurrency = run.config.retrieval.max_concurrency if run.config.retrieval.url else 1
     clip = partial(run.tokenizer.clip, limit=agent.observation_tokens)
-    tools = {one.name: tool_backend(one, agent.tool_timeout, outage, clip) for one in run.tools}
+    tools = tool_backends(run.tools, agent.tool_timeout, outage, clip)
     return {"": search_backend(run.searcher, run.config.rl.search_timeout, outage, concurrency), **tools}
 
 

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import json
 import os
 import shlex
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memsearcher_jax.agent.config import AgentConfig
-from memsearcher_jax.agent.tool_functions import Tool, file_tools
+from memsearcher_jax.agent.tool_functions import ServerDied, Tool, file_tools
+from memsearcher_jax.http.client import async_client
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.trajectories import read_trajectories
+from memsearcher_jax.rl.config import read_key
 from memsearcher_jax.types import ToolResult
 
 if TYPE_CHECKING:
-    from mcp import Client
+    from mcp import Client, MCPError
     from mcp.types import CallToolResult
 
 MCP = "mcp:"
@@ -35,8 +38,9 @@ def open_tools(config: AgentConfig, workspace: Path) -> tuple[Tool, ...]:
         tools = recorded_tools(Path(config.replay))
     else:
         tools = []
+        keys = _keys(config)
         for name in config.tools:
-            tools += mcp_tools(name) if name.startswith(MCP) else file_tools(name)
+            tools += mcp_tools(name, keys.get(name, "")) if name.startswith(MCP) else file_tools(name)
     names = [tool.name for tool in tools]
     if taken := [name for name in names if names.count(name) > 1 or name == "wikipedia_search"]:
         raise ValueError(f"agent.tools: there are two tools named {taken[0]}: rename one")
@@ -44,6 +48,22 @@ def open_tools(config: AgentConfig, workspace: Path) -> tuple[Tool, ...]:
         workspace.mkdir(parents=True, exist_ok=True)
         atomic_write(workspace / TOOLS_FILE, json.dumps([tool.schema for tool in tools], indent=2).encode())
     return tuple(tools)
+
+
+def _keys(config: AgentConfig) -> dict[str, str]:
+    """The key of each server over HTTP that has one."""
+    servers = [name for name in config.tools if name.startswith((f"{MCP}http://", f"{MCP}https://"))]
+    variables = config.tools_api_key_env
+    if variables and len(variables) != len(servers):
+        raise ValueError(
+            f"agent.tools_api_key_env names {len(variables)} variables, and agent.tools {len(servers)} servers "
+            f"{MCP}http://...: name one for each, in their order, and '' for one without a key"
+        )
+    keys = {}
+    for name, variable in zip(servers, variables, strict=False):
+        if variable:
+            keys[name] = read_key(variable, "agent.tools_api_key_env")
+    return keys
 
 
 def recorded_tools(run: Path) -> list[Tool]:
@@ -54,10 +74,15 @@ def recorded_tools(run: Path) -> list[Tool]:
     for file in sorted((run / "trajectories").glob("*.jsonl.gz")):
         for scored in read_trajectories(file):
             for result in scored.trajectory.tool_results:
-                if not result.lost:
-                    results.setdefault(_key(result.tool, result.arguments), result)
+                if result.lost:
+                    continue
+                key = _key(result.tool, result.arguments)
+                earlier = results.get(key)
+                # A call that failed once, by a time-out for example, may have returned something at another time.
+                if earlier is None or (earlier.error and not result.error):
+                    results[key] = result
 
-    def answer(name: str, calls: Sequence[dict[str, Any]]) -> list[ToolResult]:
+    def answer(name: str, calls: Sequence[dict[str, Any]], timeout: float) -> list[ToolResult]:
         answers = []
         for arguments in calls:
             result = results.get(_key(name, arguments))
@@ -75,22 +100,24 @@ def _key(tool: str, arguments: dict[str, Any]) -> str:
     return json.dumps([tool, arguments], sort_keys=True)
 
 
-def mcp_tools(name: str) -> list[Tool]:
-    """The tools that a server lists. Raises ConnectionError in one line if it does not answer."""
-    server = McpServer(name.removeprefix(MCP))
+def mcp_tools(name: str, key: str = "") -> list[Tool]:
+    """The tools that a server lists, to which every request carries the `key`.
+
+    Raises ConnectionError in one line if it does not answer.
+    """
+    server = McpServer(name.removeprefix(MCP), key)
     try:
         listed = server.request(_all_tools, START_SECONDS)
         if not listed:
             raise ValueError("its list is empty")
     except Exception as error:
-        reason = " ".join(str(error).split()) or f"no answer in {START_SECONDS:g} s"
-        raise ConnectionError(f"agent.tools {name} lists no tools: {reason}") from error
+        raise ConnectionError(f"agent.tools {name} lists no tools: {' '.join(str(error).split())}") from error
 
-    def answer(tool: str, calls: Sequence[dict[str, Any]]) -> list[ToolResult]:
+    def answer(tool: str, calls: Sequence[dict[str, Any]], timeout: float) -> list[ToolResult]:
         results = []
         for arguments in calls:
-            reply = server.request(lambda client, arguments=arguments: client.call_tool(tool, arguments))
-            text = _text_of(reply)
+            reply = server.request(lambda client, arguments=arguments: client.call_tool(tool, arguments), timeout)
+            text = reply_text(reply)
             if reply.is_error:
                 results.append(ToolResult(tool, arguments, error=text or "it gives no reason"))
             else:
@@ -100,20 +127,41 @@ def mcp_tools(name: str) -> list[Tool]:
     tools = []
     for tool in listed:
         schema = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
-        tools.append(Tool(schema, partial(answer, tool.name)))
+        tools.append(Tool(schema, partial(answer, tool.name), server=server.address))
     return tools
 
 
-def _text_of(reply: CallToolResult) -> str:
-    """The texts of a reply, with the address or the type of what is no text in brackets."""
+def reply_text(reply: CallToolResult) -> str:
+    """What the policy reads of a reply: its texts, and its structured content unless the texts repeat it.
+
+    The address or the type of what is no text is in brackets.
+    """
     texts = []
     for block in reply.content:
         content = getattr(block, "resource", block)
         texts.append(getattr(content, "text", f"[{getattr(content, 'uri', block.type)}]"))
-    text = "\n".join(texts)
-    if not text and reply.structured_content is not None:  # which a server should, and need not, repeat as text
-        return json.dumps(reply.structured_content)
-    return text
+    structured = reply.structured_content
+    if structured is not None and not _says(texts, structured):
+        texts.append(json.dumps(structured, ensure_ascii=False))
+    return "\n".join(texts)
+
+
+def _says(texts: Sequence[str], structured: Any) -> bool:
+    """Whether the texts are the structured content, as servers should, and need not, repeat it."""
+    values = [structured]
+    if isinstance(structured, dict) and list(structured) == ["result"]:  # what is no object is wrapped in one
+        values.append(structured["result"])
+    joined = "\n".join(texts)
+    parsed = list(map(_parsed, texts))
+    return any(value in (joined, _parsed(joined), texts, parsed) for value in values)
+
+
+def _parsed(text: str) -> Any:
+    """The value of a text that is JSON; the text itself for any other."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 async def _all_tools(client: Client) -> list[Any]:
@@ -125,13 +173,24 @@ async def _all_tools(client: Client) -> list[Any]:
     return tools
 
 
+@dataclass(frozen=True)
+class _Request:
+    """Something to do with the connection to a server."""
+
+    use: Callable[[Client], Awaitable[Any]]
+    timeout: float  # seconds, after which it is cancelled
+    future: concurrent.futures.Future[Any] = field(default_factory=concurrent.futures.Future)
+
+
 @dataclass
 class McpServer:
     """A connection to a server, in a thread with an event loop of its own; a call after it broke opens it again."""
 
     address: str  # http://HOST/mcp, or a command that is a server on its standard input and output
+    key: str = field(default="", repr=False)  # of a server over HTTP: its bearer token
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
-    requests: asyncio.Queue[tuple[Any, concurrent.futures.Future[Any]]] = field(default_factory=asyncio.Queue)
+    requests: asyncio.Queue[_Request] = field(default_factory=asyncio.Queue)
+    http_error: str = field(default="", init=False)  # the last status of an error that the server returned
 
     def __post_init__(self) -> None:
         try:
@@ -140,54 +199,98 @@ class McpServer:
             raise ValueError("agent.tools needs the package mcp: pip install 'memsearcher_jax[serve]'") from error
         threading.Thread(target=self.loop.run_until_complete, args=(self._serve(),), daemon=True).start()
 
-    def request(self, use: Callable[[Client], Awaitable[Any]], timeout: float | None = None) -> Any:
-        """What `use` returns. Raises ConnectionError if the server is gone, MCPError if it refuses the call."""
-        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        self.loop.call_soon_threadsafe(self.requests.put_nowait, (use, future))
-        return future.result(timeout)
+    def request(self, use: Callable[[Client], Awaitable[Any]], timeout: float) -> Any:
+        """What `use` returns; it is cancelled after `timeout` seconds.
+
+        Raises MCPError if the server refuses the request, TimeoutError, ServerDied if the connection was lost during
+        the request, and any other ConnectionError if there was none.
+        """
+        request = _Request(use, timeout)
+        self.loop.call_soon_threadsafe(self.requests.put_nowait, request)
+        try:
+            return request.future.result(timeout)
+        except TimeoutError:
+            raise TimeoutError(f"no answer in {timeout:g} s") from None
 
     async def _serve(self) -> None:
-        from mcp import Client, StdioServerParameters, stdio_client
-
         while True:
-            use, future = await self.requests.get()
-            target: Any = self.address
+            unanswered = [await self.requests.get()]
+            is_open = False
             try:
-                if not self.address.startswith(("http://", "https://")):
-                    command, *arguments = shlex.split(self.address)
-                    target = stdio_client(StdioServerParameters(command=command, args=arguments, env={**os.environ}))
-                async with Client(target) as client, asyncio.TaskGroup() as calls:
+                async with self._connection() as client, asyncio.TaskGroup() as calls:
+                    is_open = True
+                    self.http_error = ""
                     while True:
-                        calls.create_task(self._answer(client, use, future))
-                        use, future = await self.requests.get()
+                        calls.create_task(self._answer(client, unanswered[-1]))
+                        unanswered = [request for request in unanswered if not request.future.done()]
+                        unanswered.append(await self.requests.get())
             except* Exception as errors:
-                if not future.done():
-                    future.set_exception(ConnectionError(f"{self.address}: {_cause(errors)}"))
+                error = self._lost(errors, is_open)
+                for request in unanswered:
+                    if not request.future.done():
+                        request.future.set_exception(error)
 
-    async def _answer(self, client: Client, use: Any, future: concurrent.futures.Future[Any]) -> None:
+    @contextlib.asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Client]:
+        from mcp import Client, StdioServerParameters, stdio_client
+        from mcp.client.streamable_http import streamable_http_client
+
+        if not self.address.startswith(("http://", "https://")):
+            command, *arguments = shlex.split(self.address)
+            server = StdioServerParameters(command=command, args=arguments, env={**os.environ})
+            async with Client(stdio_client(server)) as client:
+                yield client
+            return
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        http_client = async_client(self.address, headers, {"response": [self._note_status]})
+        transport = streamable_http_client(self.address, http_client=http_client)
+        async with http_client, Client(transport) as client:
+            yield client
+
+    async def _note_status(self, response: Any) -> None:
+        if response.status_code >= 400:
+            self.http_error = f"status {response.status_code} {response.reason_phrase}"
+
+    async def _answer(self, client: Client, request: _Request) -> None:
+        """Answers a request. What is raised has broken the connection."""
         from mcp import MCPError
-        from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST, PARSE_ERROR
 
         try:
-            future.set_result(await use(client))
-        except BaseException as error:  # also the cancellation by a call that found the server gone
-            if isinstance(error, MCPError):  # of the server, or of the client for an HTTP status and what is no answer
-                connection_lost = error.error.code in (CONNECTION_CLOSED, INVALID_REQUEST, PARSE_ERROR)
-                http_error = error.error.message == "Server returned an error response"
-                server_answered = not connection_lost and not http_error
-            else:
-                server_answered = isinstance(error, RuntimeError | ValueError)  # with what breaks the tool's schema
-            if server_answered:
-                future.set_exception(error)
-                return
-            future.set_exception(ConnectionError(f"{self.address}: {_cause(error)}"))
-            raise
+            async with asyncio.timeout(request.timeout):
+                result = await request.use(client)
+        except (MCPError, RuntimeError, ValueError, TimeoutError) as error:  # a result may break the tool's schema
+            if isinstance(error, MCPError) and self._has_lost_connection(error):
+                raise
+            outcome = partial(request.future.set_exception, error)
+        else:
+            outcome = partial(request.future.set_result, result)
+        outcome()
 
+    def _has_lost_connection(self, error: MCPError) -> bool:
+        """Whether an error is of the client, which makes one for an HTTP status and for what is no answer."""
+        from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST, PARSE_ERROR
 
-def _cause(error: BaseException) -> str:
-    """The first error of a group, in one line; a call is cancelled where another one has lost the connection."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, asyncio.CancelledError):
-        return "the connection was lost"
-    return " ".join(f"{type(error).__name__}: {error}".split())
+        is_http_error = error.error.message == "Server returned an error response"
+        return is_http_error or error.error.code in (CONNECTION_CLOSED, INVALID_REQUEST, PARSE_ERROR)
+
+    def _lost(self, error: BaseException, is_open: bool) -> ConnectionError:
+        """What the requests get that were not answered when the connection broke, or could not be opened."""
+        import httpx2
+        from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED
+
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        if self.http_error:
+            reason = self.http_error
+            if self.http_error.startswith(("status 401", "status 403")):
+                reason += ": name the environment variable with its key in agent.tools_api_key_env"
+        if self.key:
+            reason = reason.replace(self.key, "***")
+        if isinstance(error, MCPError):
+            died = error.error.code == CONNECTION_CLOSED
+        else:
+            died = not isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.ProxyError)
+        kind = ServerDied if is_open and died else ConnectionError
+        return kind(f"{self.address}: {reason}")

@@ -13,7 +13,7 @@ from memsearcher_jax.launch import tpu_train
 from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.logs.trajectories import read_trajectories, step_path
 from memsearcher_jax.rl.rewards import own_rewards
-from memsearcher_jax.rl.tool_executor import respond, search_backend, tool_backend
+from memsearcher_jax.rl.tool_executor import respond, search_backend, tool_backends
 from memsearcher_jax.types import Call, Passage, Problem, ScoredTrajectory, StopReason, Trajectory
 from tests.support import SMALL_RUN, ScriptedPolicy, TinyIndex, byte_tokenizer
 
@@ -28,7 +28,7 @@ def play(script, **settings):
     """The outcome on a script, and the policy that kept the requests."""
     policy, (tool,) = ScriptedPolicy(script), file_tools(FILE)
     agent = replace(make_agent(AgentConfig(workflow=FILE, **settings)), tools=(tool.schema,))
-    backends = {"": search_backend(TinyIndex((PAGE,))), "calculate": tool_backend(tool)}
+    backends = {"": search_backend(TinyIndex((PAGE,))), **tool_backends([tool])}
     workflow = agent.start(Problem("q", "How old was it in 1969?", ("75",)), byte_tokenizer())
     return run_workflow(workflow, policy, lambda request: respond(backends, request)), policy
 
@@ -50,7 +50,7 @@ def test_a_turn_searches_or_calculates_and_adds_a_note():
 )
 def test_the_calculator_takes_arithmetic_alone(expression, text):
     (tool,) = file_tools(FILE)
-    result = respond({"calculate": tool_backend(tool)}, Call("calculate", {"expression": expression}))
+    result = respond(tool_backends([tool]), Call("calculate", {"expression": expression}))
     assert (result.text or result.error).startswith(text)
 
 

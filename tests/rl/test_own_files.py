@@ -23,7 +23,7 @@ from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.probe import probe
 from memsearcher_jax.rl.rewards import RewardFn, own_rewards
 from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
-from memsearcher_jax.rl.tool_executor import respond, search_backend, tool_backend
+from memsearcher_jax.rl.tool_executor import respond, search_backend, tool_backends
 from memsearcher_jax.rl.toolbox import open_tools
 from memsearcher_jax.types import Call, Context, Generate, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory
 from tests.support import byte_tokenizer, make_prompt
@@ -250,7 +250,7 @@ def calling(problem, calls, results):
 
 def run(engine, params, tools, calls, **limits):
     results = []
-    backends = {"": search_backend(None)} | {tool.name: tool_backend(tool, **limits) for tool in tools}
+    backends = {"": search_backend(None)} | tool_backends(tools, **limits)
     driver = RolloutDriver(engine, TOKENIZER, partial(calling, calls=calls, results=results), backends)
     done, _ = driver.trajectories(make_jobs([PROBLEM], 1), params, jax.random.key(0), lambda line: None)
     assert list(done[0].tool_results) == results
@@ -277,11 +277,17 @@ def test_tools_are_answered_next_to_the_sampler(engine, params, file, tmp_path):
 
 def test_calls_that_wait_are_one_batch_where_the_tool_takes_batches(file, tmp_path):
     tool = next(one for one in file_tools(file(TOOLS)) if one.name == "lookup")
-    answers = tool_backend(tool).answer([Call("lookup", {"name": name}) for name in "ab"])
+    answers = tool_backends([tool])["lookup"].answer([Call("lookup", {"name": name}) for name in "ab"])
     assert [result.text for result in answers] == ["a of 2?", "b of 2?"] and answers[0].arguments == {"name": "a"}
-    assert len(tool_backend(Tool({}, lambda calls: ["x" * 9_999_999])).answer([Call("log", {})])[0].text) == 1_000_000
-    leaving = respond({"leave": tool_backend(Tool({"name": "leave"}, sys.exit))}, Call("leave", {}))
-    assert leaving.error == "SystemExit: [{}]", "a person who plays stays in the command"
+    backends = tool_backends(
+        [
+            Tool({"name": "log"}, lambda calls, timeout: ["x" * 9_999_999]),
+            Tool({"name": "leave"}, lambda calls, timeout: sys.exit(str(calls))),
+        ]
+    )
+    assert len(respond(backends, Call("log", {})).text) == 1_000_000
+    leaving = respond(backends, Call("leave", {}))
+    assert leaving.error.startswith("SystemExit: [{}]"), "a person who plays stays in the command"
 
 
 def test_all_pages_of_the_tools_of_a_server_are_read():

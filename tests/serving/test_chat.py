@@ -25,7 +25,7 @@ from memsearcher_jax.launch import evaluate
 from memsearcher_jax.launch.serve_search import listen, run_server
 from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.retrieval.search import Searcher
-from memsearcher_jax.rl.tool_executor import tool_backend
+from memsearcher_jax.rl.tool_executor import tool_backends
 from memsearcher_jax.runs.run_dir import located
 from memsearcher_jax.serving.agent import Overloaded
 from memsearcher_jax.serving.app import make_app
@@ -292,9 +292,9 @@ def test_calls_of_tools_are_events(agent, client, questions, monkeypatch):
         yield Generate(agent.run.agent.prompts.initial_prompt(problem.question, result.text), 8)
         return Outcome(StopReason.ANSWERED, result.text)
 
-    tool = Tool({"name": "double"}, lambda calls: [2 * one["number"] for one in calls])
+    tool = Tool({"name": "double"}, lambda calls, timeout: [2 * call["number"] for call in calls])
     monkeypatch.setattr(agent, "_start", calling)
-    backends = {**agent._driver.backends, "double": tool_backend(tool)}
+    backends = {**agent._driver.backends, **tool_backends([tool])}
     monkeypatch.setattr(agent, "_driver", replace(agent._driver, backends=backends))
     chunks = list(ask(client, questions[0], stream=True))
     events = [event for chunk in chunks for event in getattr(chunk.choices[0].delta, "memsearcher", ())]
