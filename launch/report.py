@@ -38,7 +38,7 @@ class Report:
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Directory of a training run or of an evaluation."""
     compare: cli.Directory = None
-    """Another run, for comparison."""
+    """Another run, for comparison; differences are its values minus those of RUN."""
     out: cli.File = None
     """File to write. Default: RUN/report.html."""
     max_trajectories: Count = MAX_TRAJECTORIES

@@ -20,7 +20,7 @@ from memsearcher_jax.jsonl import flatten
 from memsearcher_jax.logs.run_facts import RESULTS_FILE, WEIGHTS_FILE, read_facts, read_results
 from memsearcher_jax.logs.trajectories import HOST_FILES, read_trajectories, summarize_trajectory
 from memsearcher_jax.report.console import make_table, safe_text, shorten
-from memsearcher_jax.report.evaluation import numbers_of
+from memsearcher_jax.report.evaluation import Cell, ResultTable, numbers_of
 from memsearcher_jax.report.labels import format_metric, label
 from memsearcher_jax.report.memory_quality import memory_quality, metric_columns
 from memsearcher_jax.report.statistics import CONFIDENCE_LEVEL, mean, paired_comparison
@@ -166,6 +166,28 @@ def compare_evaluations(first: FinishedEvaluation, second: FinishedEvaluation) -
     }
 
 
+def comparison_table(metrics: Mapping[str, Any], first: str, second: str) -> ResultTable:
+    """The paired comparison of each metric, as `compare_evaluations` returns them, with the names of both sides."""
+    rows: list[list[Cell]] = []
+    for name, paired in metrics.items():
+        difference = paired["difference"]
+        sign = "+" if difference["mean"] > 0 else ""
+        rows.append(
+            [
+                label(name),
+                f"{paired['count']:,}",
+                format_metric(name, paired["first"]),
+                format_metric(name, paired["second"]),
+                sign + format_metric(name, difference["mean"]),
+                f"{format_metric(name, difference['low'])} to {format_metric(name, difference['high'])}",
+                "<0.0001" if paired["p_value"] < 1e-4 else f"{paired['p_value']:.4f}",
+            ]
+        )
+    columns = ("metric", "n", first, second, f"{second} − {first}", "interval", "p")
+    note = f"intervals: {CONFIDENCE_LEVEL:.0%} bootstrap; p: two-sided sign test, uncorrected"
+    return ResultTable("Paired comparison over the questions of both", columns, rows, note)
+
+
 def show_comparison(comparison: Mapping[str, Any], console: Console) -> None:
     """Print the table of metrics, the settings that differ, and the questions that were won and lost.
 
@@ -177,21 +199,12 @@ def show_comparison(comparison: Mapping[str, Any], console: Console) -> None:
         console.print(safe_text(f"{letter}  {side['folder']}: {side['checkpoint']}{step}"))
     counts = [f"{side['questions']:,}" for side in sides]
     console.print(f"questions: {comparison['shared']:,} shared of {' and '.join(counts)}\n")
-    table = make_table("metric", "n", "A", "B", "B − A", "interval", "p")
-    for name, paired in comparison["metrics"].items():
-        difference = paired["difference"]
-        sign = "+" if difference["mean"] > 0 else ""
-        table.add_row(
-            safe_text(label(name)),
-            f"{paired['count']:,}",
-            format_metric(name, paired["first"]),
-            format_metric(name, paired["second"]),
-            sign + format_metric(name, difference["mean"]),
-            f"{format_metric(name, difference['low'])} to {format_metric(name, difference['high'])}",
-            "<0.0001" if paired["p_value"] < 1e-4 else f"{paired['p_value']:.4f}",
-        )
+    paired = comparison_table(comparison["metrics"], "A", "B")
+    table = make_table(*paired.columns)
+    for name, *cells in paired.rows:
+        table.add_row(safe_text(str(name)), *map(str, cells))
     console.print(table)
-    console.print(f"\nintervals: {CONFIDENCE_LEVEL:.0%} bootstrap; p: two-sided sign test, uncorrected")
+    console.print(f"\n{paired.note}")
     if comparison["settings"]:
         table = make_table("setting that differs", "A", "B", left=("A", "B"))
         for name, values in comparison["settings"].items():

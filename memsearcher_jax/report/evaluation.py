@@ -202,7 +202,10 @@ def means_table(title: str, names: Iterable[str], groups: Mapping[str, Mapping[s
 
 
 def metrics_table(metrics: Mapping[str, Mapping[str, float]]) -> ResultTable:
-    """The metrics of one evaluation, or of two by their names with the differences. Stop reasons are shown apart."""
+    """The metrics of one evaluation, or of two by their names with the second minus the first.
+
+    Stop reasons are shown apart.
+    """
     rows: list[list[Cell]] = []
     names = dict.fromkeys(name for values in metrics.values() for name in values)
     for name in names:
@@ -210,11 +213,12 @@ def metrics_table(metrics: Mapping[str, Mapping[str, float]]) -> ResultTable:
             continue
         values = [values_of_side.get(name, math.nan) for values_of_side in metrics.values()]
         if len(values) == 2:
-            values.append(values[0] - values[1])
+            values.append(values[1] - values[0])
         rows.append([label(name), *(format_metric(name, value) for value in values)])
     columns = ["metric", *metrics]
     if len(metrics) == 2:
-        columns.append("difference")
+        first, second = metrics
+        columns.append(f"{second} − {first}")
     return ResultTable("Metrics", columns, rows)
 
 

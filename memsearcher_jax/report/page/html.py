@@ -17,6 +17,7 @@ from pathlib import Path
 
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.run_facts import RESULTS_FILE
+from memsearcher_jax.report.comparison import compare_evaluations, comparison_table, read_evaluation
 from memsearcher_jax.report.evaluation import metrics_table, result_tables
 from memsearcher_jax.report.page import charts, tables
 from memsearcher_jax.report.page.records import TrajectoryRecords, data_elements
@@ -38,9 +39,10 @@ def write_page(
 ) -> dict[str, int]:
     """Write the page of the run in `folder`; return how many trajectories were read and how many the page contains.
 
-    `compare` is another run, shown in the same tables and plots. `max_trajectories` limits the trajectories in the page
-    and, for a training run, those that are read (see `read_run`). `reload_seconds`: after which the page of a running
-    job reloads itself.
+    `compare` is another run, shown in the same tables and plots. Differences are its values minus those of the run, as
+    in `compare.py RUN OTHER`; for evaluations of the same questions they have paired intervals. `max_trajectories`
+    limits the trajectories in the page and, for a training run, those that are read (see `read_run`). `reload_seconds`:
+    after which the page of a running job reloads itself.
 
     Raises:
         FileNotFoundError, ValueError: a folder is missing, is not a run, or is damaged; nothing is written.
@@ -61,7 +63,10 @@ def write_page(
     policy = "default-src 'none'; base-uri 'none'; form-action 'none'"
     for name, text in (("style-src", style), ("script-src", script)):
         policy += f"; {name} 'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-    shown_tables = [*_tables(run, other, groups), tables.memory_table(records.qualities)]
+    paired = ""
+    if other and compare is not None and run.results and other.results:
+        paired = _paired_table(folder, compare, run.name, other.name)
+    shown_tables = [*_tables(run, other, groups), paired, tables.memory_table(records.qualities)]
     page = string.Template(web_file("page.html")).substitute(
         reload=f'<meta http-equiv="refresh" content="{reload_seconds}">' if reload_seconds else "",
         policy=policy,
@@ -113,6 +118,15 @@ def _tables(run: RunData, other: RunData | None, groups: Sequence[TrajectoryGrou
     if run.steps:
         parts.append(tables.steps_tables(run.steps))
     return parts
+
+
+def _paired_table(folder: Path, other: Path, name: str, other_name: str) -> str:
+    """The paired comparison of two finished evaluations, or a note why there is none."""
+    try:
+        comparison = compare_evaluations(read_evaluation(folder), read_evaluation(other))
+    except (OSError, ValueError) as error:
+        return f'<p class="note">No paired comparison: {tables.escape_html(error)}.</p>'
+    return tables.result_table(comparison_table(comparison["metrics"], name, other_name))
 
 
 def _plots(run: RunData, other: RunData | None, groups: Sequence[TrajectoryGroup]) -> list[str]:

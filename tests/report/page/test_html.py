@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.metrics import MetricsWriter
 from memsearcher_jax.logs.trajectories import compress_trajectories, step_path
+from memsearcher_jax.report.comparison import compare_evaluations, read_evaluation
 from memsearcher_jax.report.page.html import write_page
 from memsearcher_jax.report.page.records import embedded_json
 from memsearcher_jax.types import (
@@ -212,6 +213,41 @@ def test_tokens_of_two_workflows_are_compared(tmp_path):
     settings = rows(page, "Settings, differences first")
     assert settings[1] == ["agent.workflow", "memsearcher", "react"]
     assert len(page.data["index"][0]) == 1, "the browser is about the run alone"
+
+
+def test_two_evaluations_of_the_same_questions_have_paired_intervals(tmp_path):
+    """Differences have the direction of compare.py RUN OTHER: the other minus the run."""
+    exact = {"a": (0, 0, 0, 1), "b": (1, 1, 0, 1)}
+    for name, values in exact.items():
+        trajectories = [scored(bool(value), id=f"q{number}") for number, value in enumerate(values)]
+        results = {"questions": 4, "metrics": {"exact_match": sum(values) / 4}}
+        evaluation(tmp_path / name, trajectories, results=results)
+        (tmp_path / name / "weights.json").write_text("{}")
+    page, _ = page_of(tmp_path / "a", compare=tmp_path / "b")
+    labels = ["memsearcher (a)", "memsearcher (b)", "memsearcher (b) − memsearcher (a)"]
+    assert rows(page, "Metrics") == [["metric", *labels], ["EM", "25.0 %", "75.0 %", "50.0 %"]]
+    paired = rows(page, "Paired comparison over the questions of both")
+    assert paired[0] == ["metric", "n", *labels, "interval", "p"]
+    expected = compare_evaluations(read_evaluation(tmp_path / "a"), read_evaluation(tmp_path / "b"))
+    interval = expected["metrics"]["exact_match"]["difference"]
+    low, high = f"{100 * interval['low']:.1f} %", f"{100 * interval['high']:.1f} %"
+    assert interval["mean"] == 0.5 and paired[1] == [
+        "EM",
+        "4",
+        "25.0 %",
+        "75.0 %",
+        "+50.0 %",
+        f"{low} to {high}",
+        "0.5000",
+    ]
+
+
+def test_a_page_says_why_it_has_no_paired_intervals(tmp_path):
+    for name in "ab":
+        evaluation(tmp_path / name, [scored(id=name)], results={"questions": 1, "metrics": {"f1": 1}})
+        (tmp_path / name / "weights.json").write_text("{}")
+    page, _ = page_of(tmp_path / "a", compare=tmp_path / "b")
+    assert "No paired comparison: " in page.text and "share no question" in page.text
 
 
 def hostile(number):
