@@ -222,8 +222,7 @@ def train(config: RunConfig, steps: int, directory: Path) -> tuple[float, float]
             )
             with jax.set_mesh(mesh):
                 for minibatch in packed.split(training.minibatch_rows):
-                    on_device = replace(minibatch, number_BT=None, example_BT=None)
-                    state, _ = take_update(state, on_device, None, np.int32(step))
+                    state, _ = take_update(state, minibatch, None, np.int32(step))
         reward = float(np.mean([trajectory.reward for trajectory in rollouts]))
         seconds = time.monotonic() - began
         print(

@@ -1,9 +1,10 @@
-"""What a teacher adds to a step: weights of its advantages, and the advantages."""
+"""The objectives `distill` and `grpo+distill`: a teacher's advantage, or its loss, for each token that it teaches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -12,17 +13,46 @@ import numpy as np
 from memsearcher_jax.ops.axes import constrain_rows
 from memsearcher_jax.training import masked
 from memsearcher_jax.training.config import TeacherConfig
-from memsearcher_jax.training.packing import PackedBatch, TrainingExample
+from memsearcher_jax.training.packing import PackedBatch, PackedRows, TrainingExample
 
 
-def teacher_weights(config: TeacherConfig, packed: PackedBatch, examples: Sequence[TrainingExample]) -> np.ndarray:
-    """teacher_weight_BT: that of the teacher's advantage or loss for each token."""
-    taught_E = np.array([config.on == "all" or not example.correct for example in examples])
-    return np.where(packed.mask_BT, config.coefficient * taught_E[packed.example_BT], 0).astype(np.float32)
+@dataclass(frozen=True)
+class Distillation:
+    """The `Objective` of a run with a teacher.
+
+    With `teacher.top_k` the teacher adds to the loss (`losses.grpo_loss`), else to the advantages.
+    """
+
+    teacher: TeacherConfig
+    keep_rewards: bool  # grpo+distill: the teacher's advantage is added to that of the trajectory
+
+    def keep(self, examples: Sequence[TrainingExample]) -> Sequence[TrainingExample]:
+        if self.keep_rewards:
+            return examples
+        return [replace(example, advantage=0.0) for example in examples]
+
+    def make_batch(self, rows: PackedRows) -> PackedBatch:
+        batch = rows.batch()
+        weights = [self._weight(example) for example in rows.examples]
+        weight_BT = np.where(batch.mask_BT, rows.per_token(weights, np.float32), np.float32(0))
+        return replace(batch, teacher_weight_BT=weight_BT)
+
+    def prepare(self, batch: PackedBatch) -> tuple[PackedBatch, dict[str, jax.Array]]:
+        if self.teacher.top_k:
+            return batch, {}  # the metrics are those of the loss
+        return teacher_advantages(batch)
+
+    def finish(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """`teacher_kl` in nats per taught token, from the sums of `divergence_sums`; NaN: no token was taught."""
+        return dict(metrics) | {"teacher_kl": metrics["teacher_kl"] / (metrics["taught_tokens"] or math.nan)}
+
+    def _weight(self, example: TrainingExample) -> float:
+        is_taught = self.teacher.on == "all" or not example.correct
+        return self.teacher.coefficient if is_taught else 0.0
 
 
 @jax.jit
-def advantages(batch: PackedBatch) -> tuple[PackedBatch, dict[str, jax.Array]]:
+def teacher_advantages(batch: PackedBatch) -> tuple[PackedBatch, dict[str, jax.Array]]:
     """The batch with the teacher's advantages, and the reverse KL divergence from the teacher, as `divergence_sums`.
 
     A sampled token's divergence is estimated by the policy's log-probability minus the teacher's; minus this, times

@@ -14,65 +14,66 @@ from jax.scipy.special import xlogy
 
 from memsearcher_jax.training import distillation, grpo, masked
 from memsearcher_jax.training.config import TrainingConfig
+from memsearcher_jax.training.logprobs import TokenScores
 from memsearcher_jax.training.packing import PackedBatch
 
 Metrics = dict[str, jax.Array]
-Scores = tuple[jax.Array, jax.Array, jax.Array]
-"""What `token_logprobs` returns."""
-LossFn = Callable[[TrainingConfig, Scores, PackedBatch, jax.Array], tuple[jax.Array, Metrics]]
+LossFn = Callable[[TrainingConfig, TokenScores, PackedBatch, jax.Array], tuple[jax.Array, Metrics]]
 """(config, scores, batch, weight_BT) -> (loss, metrics)."""
 
 
 def grpo_loss(
-    config: TrainingConfig, scores: Scores, batch: PackedBatch, weight_BT: jax.Array
+    config: TrainingConfig, scores: TokenScores, batch: PackedBatch, weight_BT: jax.Array
 ) -> tuple[jax.Array, Metrics]:
-    """policy loss + kl_coefficient * k3 divergence - entropy_coefficient * entropy, all averaged by `config.aggregate`,
-    and, with the teacher's most likely tokens, the forward divergence from the teacher over these.
+    """policy loss + kl_coefficient * k3 divergence - entropy_coefficient * entropy.
+
+    All are averaged by `config.aggregate`. With the teacher's most likely tokens, the forward divergence from the
+    teacher over these is added.
 
     The metrics `kl` and `entropy` are means over the trained tokens in nats, whatever the aggregate.
     """
-    logprob_BT, entropy_BT, teacher_BT = scores
-    loss_BT, metrics = grpo.surrogate(config, logprob_BT, batch.old_logprob_BT, batch.advantage_BT, batch.count_BT)
+    loss_BT, metrics = grpo.surrogate(
+        config, scores.logprob_BT, batch.old_logprob_BT, batch.advantage_BT, batch.count_BT
+    )
     if config.tis_cap:
         assert batch.tis_weight_BT is not None, "old_logprobs is trainer"
         loss_BT *= batch.tis_weight_BT
         metrics["tis_weight_mean"] = masked.mean(batch.tis_weight_BT, batch.count_BT)
         metrics["tis_capped_fraction"] = masked.mean(batch.tis_weight_BT >= config.tis_cap, batch.count_BT)
     policy_loss = masked.weighted_sum(loss_BT, weight_BT)
-    loss = policy_loss - config.entropy_coefficient * masked.weighted_sum(entropy_BT, weight_BT)
+    loss = policy_loss - config.entropy_coefficient * masked.weighted_sum(scores.entropy_BT, weight_BT)
     if config.kl_coefficient:
         assert batch.ref_logprob_BT is not None, "a KL term needs the reference"
-        kl_BT = grpo.kl_k3(logprob_BT, batch.ref_logprob_BT)
+        kl_BT = grpo.kl_k3(scores.logprob_BT, batch.ref_logprob_BT)
         loss += config.kl_coefficient * masked.weighted_sum(kl_BT, weight_BT)
         metrics["kl"] = _token_mean(kl_BT, batch)
     if batch.teacher_ids_BTK is not None:
         assert batch.teacher_weight_BT is not None and batch.teacher_probability_BTK is not None, "set together"
         p_BTK = batch.teacher_probability_BTK
-        divergence_BT = jnp.sum(xlogy(p_BTK, p_BTK), axis=-1) - teacher_BT
+        divergence_BT = jnp.sum(xlogy(p_BTK, p_BTK), axis=-1) - scores.teacher_BT
         loss += masked.weighted_sum(batch.teacher_weight_BT * divergence_BT, weight_BT)
         metrics |= distillation.divergence_sums(divergence_BT, batch)
     return loss, metrics | {
         "loss": loss,
         "policy_loss": policy_loss,
-        "entropy": _token_mean(entropy_BT, batch),
+        "entropy": _token_mean(scores.entropy_BT, batch),
         "trained_tokens": jnp.sum(batch.count_BT),
     }
 
 
 def sft_loss(
-    config: TrainingConfig, scores: Scores, batch: PackedBatch, weight_BT: jax.Array
+    config: TrainingConfig, scores: TokenScores, batch: PackedBatch, weight_BT: jax.Array
 ) -> tuple[jax.Array, Metrics]:
     """Cross entropy of the trained tokens: up to a constant the forward KL divergence from whoever sampled them.
 
     The metric `forward_kl` estimates that divergence from the log-probabilities that were recorded; those of a program
     are 0.
     """
-    logprob_BT, entropy_BT, _ = scores
-    loss = masked.weighted_sum(-logprob_BT, weight_BT)
+    loss = masked.weighted_sum(-scores.logprob_BT, weight_BT)
     return loss, {
         "loss": loss,
-        "forward_kl": masked.mean(batch.old_logprob_BT - logprob_BT, batch.count_BT),
-        "entropy": _token_mean(entropy_BT, batch),
+        "forward_kl": masked.mean(batch.old_logprob_BT - scores.logprob_BT, batch.count_BT),
+        "entropy": _token_mean(scores.entropy_BT, batch),
         "trained_tokens": jnp.sum(batch.count_BT),
     }
 

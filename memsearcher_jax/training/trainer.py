@@ -1,16 +1,14 @@
-"""One training step: pack examples, compute reference log-probabilities, take the optimiser steps."""
+"""One training step: pack examples, compute old and reference log-probabilities, take the optimiser steps."""
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
@@ -18,41 +16,19 @@ from jax.sharding import Mesh
 from memsearcher_jax.model import lora, sharding
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.qwen import Params
-from memsearcher_jax.ops.axes import constrain_rows
-from memsearcher_jax.training import distillation, grpo, losses, update
+from memsearcher_jax.training import losses, update
 from memsearcher_jax.training.config import TeacherConfig, TrainingConfig, learning_rate_plan, with_plan
+from memsearcher_jax.training.distillation import Distillation
 from memsearcher_jax.training.logprobs import LogprobFn, make_logprob_fn
 from memsearcher_jax.training.losses import Metrics
-from memsearcher_jax.training.packing import PackedBatch, TrainingExample, merge_equal, pack
+from memsearcher_jax.training.objective import Grpo, Objective
+from memsearcher_jax.training.old_logprobs import mismatch_metrics, recompute_old_logprobs
+from memsearcher_jax.training.packing import PackedBatch, PackedRows, TrainingExample, merge_equal, plan_rows
+from memsearcher_jax.training.reference import PINNED_HOST, Reference
 from memsearcher_jax.training.update import TrainState
 
-PINNED_HOST = "pinned_host"  # JAX's kind of memory
 NO_TEACHER = TeacherConfig()
 LOSS_FNS = {"grpo": losses.grpo_loss, "sft": losses.sft_loss}
-LAST_TURN = 10  # with metrics of its own
-
-
-@dataclass(frozen=True)
-class Reference:
-    """A frozen model whose log-probabilities of the rows an objective needs: the initial policy, or the teacher."""
-
-    logprob_fn: LogprobFn
-    params: Params  # in compute_dtype, on the devices or in the host's memory
-    top_k: int = 0  # of a teacher: the most likely tokens in the place of each, in place of the sampled one's
-
-    def score(self, batches: Sequence[PackedBatch]) -> list[PackedBatch]:
-        """The batches with what `logprob_fn` says of each."""
-        params = _move(self.params, "device")
-        # A copy from the host is freed before the first update is dispatched.
-        scores = jax.block_until_ready([self.logprob_fn(params, batch) for batch in batches])
-        if not self.top_k:
-            return [
-                replace(batch, ref_logprob_BT=logprob_BT) for batch, logprob_BT in zip(batches, scores, strict=True)
-            ]
-        return [
-            replace(batch, teacher_ids_BTK=ids_BTK, teacher_probability_BTK=probability_BTK)
-            for batch, (ids_BTK, probability_BTK) in zip(batches, scores, strict=True)
-        ]
 
 
 @dataclass(frozen=True)
@@ -61,11 +37,11 @@ class Trainer:
 
     config: TrainingConfig
     mesh: Mesh
+    objective: Objective
     update: Callable[..., tuple[TrainState, Metrics]]
     logprob_fn: LogprobFn
     make_update: Callable[[TrainingConfig], Callable[..., tuple[TrainState, Metrics]]]
     reference: Reference | None = None  # None if neither a KL term nor the objective needs it
-    teacher: TeacherConfig = NO_TEACHER
     base: Params | None = None  # LoRA: the frozen weights, in compute_dtype
     merge: Callable[[Params, Params], Params] | None = None  # LoRA: (frozen weights, adapters) -> weights
 
@@ -86,53 +62,38 @@ class Trainer:
         notify: Callable[[str], None],
         training_step: int,
     ) -> tuple[TrainState, dict[str, float]]:
-        """Trains on all examples once, one mini-batch at a time. `state` is donated; `notify` receives the progress.
-        Equal examples, which a policy of low entropy often samples, are computed once and count as often as they are.
-        `training_step`: steps of the run before this one, by which the learning rate may be planned.
+        """Trains on all examples once, one mini-batch at a time.
+
+        `state` is donated; `notify` receives the progress. `training_step`: steps of the run before this one, by which
+        the learning rate may be planned. Equal examples, which a policy of low entropy often samples, are computed once
+        and count as often as they are. The rows of a mini-batch are made while the devices compute the one before.
 
         Returns the new state and metrics, which are means over the mini-batches that were not skipped, except those of
-        `mismatch_metrics`, which are of the first mini-batch, before any update, and `teacher_kl`, in nats per taught
-        token; NaN: there is none. `skipped_updates` counts the mini-batches with a gradient that was not finite.
+        `mismatch_metrics`, which are of the first mini-batch, before any update, and those of the objective.
+        `skipped_updates` counts the mini-batches with a gradient that was not finite.
         """
-        objective, teacher = self.config.objective, self.teacher
-        if objective == "distill":
-            examples = [replace(example, advantage=0.0) for example in examples]
         if not examples:
             return state, {"updates": 0.0}
-        examples = merge_equal(examples)
-        packed = self._pack(examples, rng)
-        metrics_by_update = []
+        rows = self._plan(merge_equal(self.objective.keep(examples)), rng)
         with jax.set_mesh(self.mesh):
-            params = self.weights(state) if self.config.old_logprobs == "trainer" else state.params
-            if objective != "grpo":
-                packed = replace(packed, teacher_weight_BT=distillation.teacher_weights(teacher, packed, examples))
-            batches = list(packed.split(self.config.minibatch_rows))
-            first, sharded = batches[0], list(map(self._shard, batches))
-            batches, step_metrics = resolve_old_logprobs(self.config, self.logprob_fn, params, sharded, first)
-            del params
+            batches = self._batches(rows)
+            if self.config.old_logprobs == "trainer":
+                batches = recompute_old_logprobs(self.config, self.logprob_fn, self.weights(state), batches)
             if self.reference:
-                notify("teacher" if teacher.path else "reference")
+                notify(self.reference.name)
                 batches = self.reference.score(batches)
-            if objective != "grpo" and not teacher.top_k:
-                batches, sums = zip(*map(distillation.advantages, batches), strict=True)
-                step_metrics |= {name: float(np.mean([one[name] for one in jax.device_get(sums)])) for name in sums[0]}
-            for number, batch in enumerate(batches, start=1):
-                notify(f"mini-batch {number}/{len(batches)}")
-                state, metrics = self.update(state, batch, self.base, np.int32(training_step))
-                logprob_BT = metrics.pop("logprob_BT", None)
-                if number == 1 and logprob_BT is not None:
-                    step_metrics |= mismatch_metrics(first, logprob_BT)
-                metrics_by_update.append({name: float(value) for name, value in jax.device_get(metrics).items()})
-        means = _mean_metrics(metrics_by_update) | step_metrics
-        if not means["learning_rate"]:
+            state, steps = self._update_on_each(state, batches, rows.minibatches, notify, training_step)
+            metrics = _mean_metrics([_floats(step.update) for step in steps])
+            metrics |= _means([jax.device_get(step.objective) for step in steps])
+            if steps[0].logprob_BT is not None:
+                metrics |= mismatch_metrics(rows.of_minibatch(0), steps[0].logprob_BT)
+        if not metrics["learning_rate"]:
             warnings.warn(  # one text is shown once
                 "training changes nothing any more: the learning rate is 0, it "
                 f"{learning_rate_plan(self.config)}; set training.decay_steps to end, or to a longer time",
                 stacklevel=2,
             )
-        if "teacher_kl" in means:  # the sums of `distillation.divergence_sums`
-            means["teacher_kl"] /= means["taught_tokens"] or math.nan
-        return state, means
+        return state, self.objective.finish(metrics)
 
     def sequence_logprobs(
         self, params: Params, examples: Sequence[TrainingExample], rng: np.random.Generator
@@ -142,16 +103,18 @@ class Trainer:
         Collective.
         """
         logprobs = []
+        rows = self._plan(examples, rng)
         with jax.set_mesh(self.mesh):
-            for batch in self._pack(examples, rng).split(self.config.minibatch_rows):
+            for number in range(rows.minibatches):
+                batch = rows.of_minibatch(number).batch()
                 logprob_BT = multihost_utils.process_allgather(self.logprob_fn(params, self._shard(batch)), tiled=True)
                 for segment_T, logprob_T in zip(batch.segment_BT, np.where(batch.mask_BT, logprob_BT, 0), strict=True):
                     logprobs.append(np.bincount(segment_T, weights=logprob_T)[1:])
         return np.concatenate(logprobs)
 
-    def _pack(self, examples: Sequence[TrainingExample], rng: np.random.Generator) -> PackedBatch:
+    def _plan(self, examples: Sequence[TrainingExample], rng: np.random.Generator) -> PackedRows:
         config = self.config
-        return pack(
+        return plan_rows(
             examples,
             config.seq_len,
             config.minibatch_rows,
@@ -160,11 +123,48 @@ class Trainer:
             minibatch_contexts=config.minibatch_contexts,
         )
 
+    def _batches(self, rows: PackedRows) -> Iterator[PackedBatch]:
+        """Yields the mini-batches, each of which is made when it is asked for."""
+        for number in range(rows.minibatches):
+            yield self._shard(self.objective.make_batch(rows.of_minibatch(number)))
+
     def _shard(self, batch: PackedBatch) -> PackedBatch:
         """Shards a batch, of which every host has a copy, over the devices of all hosts."""
         batch_sharding = sharding.named_sharding(self.mesh, ("batch", None))
-        batch = replace(batch, number_BT=None, example_BT=None)
         return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, batch_sharding, x.__getitem__), batch)
+
+    def _update_on_each(
+        self,
+        state: TrainState,
+        batches: Iterable[PackedBatch],
+        count: int,
+        notify: Callable[[str], None],
+        training_step: int,
+    ) -> tuple[TrainState, list[_MinibatchStep]]:
+        on_devices: list[_MinibatchStep] = []
+        for number, batch in enumerate(batches, start=1):
+            prepared, objective_metrics = self.objective.prepare(batch)
+            # This batch was made while the update before it was running. A second one is not dispatched before that
+            # has ended, because `notify` says which one is under way.
+            jax.block_until_ready(on_devices[-1:])
+            notify(f"mini-batch {number}/{count}")
+            state, metrics = self.update(state, prepared, self.base, np.int32(training_step))
+            logprob_BT = metrics.pop("logprob_BT", None)
+            if self.config.old_logprobs == "trainer":
+                logprob_BT = batch.old_logprob_BT
+            is_first = number == 1
+            on_devices.append(_MinibatchStep(metrics, objective_metrics, logprob_BT if is_first else None))
+        return state, on_devices
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _MinibatchStep:
+    """What one mini-batch of a step leaves, on the devices."""
+
+    update: Metrics
+    objective: Metrics
+    logprob_BT: jax.Array | None  # the trainer's, before the first update; None for other mini-batches
 
 
 def make_trainer(
@@ -194,18 +194,36 @@ def make_trainer(
 
     reference = None
     if teacher_model:
-        taught_by, params = teacher_model
-        taught_by = sharding.select_attention(taught_by, mesh, config.seq_len)
-        teacher_fn = make_logprob_fn(taught_by, config, temperature=temperature, top_k=teacher.top_k)
-        reference = Reference(teacher_fn, params, teacher.top_k)
+        teacher_config, teacher_params = teacher_model
+        teacher_config = sharding.select_attention(teacher_config, mesh, config.seq_len)
+        teacher_fn = make_logprob_fn(teacher_config, config, temperature=temperature, top_k=teacher.top_k)
+        reference = Reference("teacher", teacher_fn, teacher_params)
     elif config.kl_coefficient:
-        copy = base or sharding.cast_program(shardings)(initial_params, dtype=model_config.compute_dtype)
-        reference = Reference(logprob_fn, copy)
+        initial_copy = base or sharding.cast_program(shardings)(initial_params, dtype=model_config.compute_dtype)
+        reference = Reference("reference", logprob_fn, initial_copy)
     if reference and reference.params is not base and config.offload_reference:
-        reference = replace(reference, params=_move(reference.params, PINNED_HOST))
+        reference = reference.offloaded()
 
+    objective = make_objective(config, teacher)
     make_update = partial(update_program, model_config, mesh, method, temperature)
-    return Trainer(config, mesh, make_update(config), logprob_fn, make_update, reference, teacher, base, merge)
+    return Trainer(config, mesh, objective, make_update(config), logprob_fn, make_update, reference, base, merge)
+
+
+def make_objective(config: TrainingConfig, teacher: TeacherConfig) -> Objective:
+    """The one that `training.objective` names."""
+    if config.objective == "grpo":
+        return Grpo()
+    return Distillation(teacher, keep_rewards=config.objective == "grpo+distill")
+
+
+def check_offload(config: TrainingConfig, mesh: Mesh) -> None:
+    """Raises ValueError if the reference cannot be where the config wants it."""
+    device = mesh.devices.flat[0]
+    if config.offload_reference and PINNED_HOST not in (memory.kind for memory in device.addressable_memories()):
+        raise ValueError(
+            f"training.offload_reference needs pinned host memory, which JAX does not offer on {device.device_kind}: "
+            "set it to False"
+        )
 
 
 @lru_cache(maxsize=8)
@@ -225,74 +243,20 @@ def update_program(
     )
 
 
-def mismatch_metrics(batch: PackedBatch, logprob_BT: jax.Array) -> dict[str, float]:
-    """The sampler's log-probabilities against the trainer's, over the trained tokens of a batch. Collective.
-
-    `logprob_diff_*`: |trainer - sampler| in nats, as the mean, the maximum, and the mean over the contexts of each
-    turn, of which those from LAST_TURN on are one. `batch` as packed, on the host; both sides are untruncated.
-    """
-    mask_BT = np.asarray(batch.mask_BT)
-    sampler_X, number_X = (np.asarray(x_BT)[mask_BT] for x_BT in (batch.old_logprob_BT, batch.number_BT))
-    trainer_BT = multihost_utils.process_allgather(logprob_BT, tiled=True)
-    diff_X = np.abs(trainer_BT[mask_BT] - sampler_X).astype(np.float64)
-    turn_X = np.minimum(number_X + 1, LAST_TURN)
-    return {
-        "logprob_diff_mean": float(diff_X.mean()),
-        "logprob_diff_max": float(diff_X.max()),
-        **{f"logprob_diff_mean/turn_{turn}": float(diff_X[turn_X == turn].mean()) for turn in np.unique(turn_X)},
-    }
+def _floats(metrics: Metrics) -> dict[str, float]:
+    return {name: float(value) for name, value in jax.device_get(metrics).items()}
 
 
-def check_offload(config: TrainingConfig, mesh: Mesh) -> None:
-    """Raises ValueError if the reference cannot be where the config wants it."""
-    device = mesh.devices.flat[0]
-    if config.offload_reference and PINNED_HOST not in (memory.kind for memory in device.addressable_memories()):
-        raise ValueError(
-            f"training.offload_reference needs pinned host memory, which JAX does not offer on {device.device_kind}: "
-            "set it to False"
-        )
-
-
-def _move(params: Params, memory_kind: str) -> Params:
-    return jax.device_put(params, jax.tree.map(lambda x: x.sharding.with_memory_kind(memory_kind), params))
-
-
-def resolve_old_logprobs(
-    config: TrainingConfig, logprob_fn: LogprobFn, params: Params, batches: Sequence[PackedBatch], first: PackedBatch
-) -> tuple[list[PackedBatch], dict[str, float]]:
-    """The mini-batches of a step with the old log-probabilities to train against, and metrics.
-
-    A ratio against the sampler's log-probabilities takes differences in rounding for changes of the policy. One against
-    the trainer's needs one more forward pass; the mismatch with the sampler is then corrected by weights of the losses,
-    min(trainer / sampler, cap): truncated importance sampling (Ionides 2008), applied to sampler and trainer by Yao et
-    al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training".
-
-    batches: with the sampler's log-probabilities; `first` is the first of them as packed, on the host. `params`: the
-    weights that sampled. Metrics, if `config.old_logprobs` is "trainer": `mismatch_metrics`.
-    """
-    if config.old_logprobs != "trainer":
-        return list(batches), {}
-    old_logprobs = [logprob_fn(params, batch) for batch in batches]
-    resolved = [_with_old_logprobs(config, *pair) for pair in zip(batches, old_logprobs, strict=True)]
-    return resolved, mismatch_metrics(first, old_logprobs[0])
-
-
-@partial(jax.jit, static_argnums=0)
-def _with_old_logprobs(config: TrainingConfig, batch: PackedBatch, logprob_BT: jax.Array) -> PackedBatch:
-    """The batch with `logprob_BT` as old log-probabilities, and with weights if `config.tis_cap` is set."""
-    tis_weight_BT = None
-    if config.tis_cap:
-        weight_BT = grpo.policy_ratio(jnp.where(batch.mask_BT, logprob_BT - batch.old_logprob_BT, 0))
-        tis_weight_BT = jnp.minimum(weight_BT, config.tis_cap)
-    resolved = replace(batch, old_logprob_BT=logprob_BT, tis_weight_BT=tis_weight_BT)
-    return constrain_rows(resolved)
-
-
-def _mean_metrics(metrics_by_update: list[dict[str, float]]) -> dict[str, float]:
-    """The metrics of a step, as `Trainer.step` describes them."""
-    skipped = [metrics.pop("skipped") > 0 for metrics in metrics_by_update]
+def _mean_metrics(metrics_by_update: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The means over the updates that were not skipped, and how many there were."""
     # The metrics of a skipped update are not finite and would hide the others.
-    applied = [metrics for metrics, skip in zip(metrics_by_update, skipped, strict=True) if not skip]
-    first = metrics_by_update[0]
-    means = {name: float(np.mean([metrics[name] for metrics in applied or metrics_by_update])) for name in first}
-    return means | {"updates": float(len(skipped)), "skipped_updates": float(sum(skipped))}
+    applied = [metrics for metrics in metrics_by_update if not metrics["skipped"]]
+    means = _means(applied or metrics_by_update)
+    del means["skipped"]
+    updates = len(metrics_by_update)
+    return means | {"updates": float(updates), "skipped_updates": float(updates - len(applied))}
+
+
+def _means(metrics_by_minibatch: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    names = metrics_by_minibatch[0]
+    return {name: float(np.mean([metrics[name] for metrics in metrics_by_minibatch])) for name in names}

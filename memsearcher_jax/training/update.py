@@ -19,7 +19,7 @@ from memsearcher_jax.model.qwen import Params
 from memsearcher_jax.ops.axes import AXIS_RULES, constrain_rows, psum_grad, shard_map_by_rows
 from memsearcher_jax.training import losses, masked, microbatches
 from memsearcher_jax.training.config import TrainingConfig, learning_rate_plan
-from memsearcher_jax.training.logprobs import token_logprobs
+from memsearcher_jax.training.logprobs import TokenScores, token_logprobs
 from memsearcher_jax.training.losses import LossFn, Metrics
 from memsearcher_jax.training.packing import PackedBatch
 
@@ -136,13 +136,16 @@ def make_update(
     A gradient that is not finite leaves the state unchanged and sets the metric `skipped` to 1.
     Raises ValueError if the devices cannot share a batch evenly.
     """
-    config, optimizer = fit_to_mesh(config, mesh), optax.with_extra_args_support(optimizer)
+    config = fit_to_mesh(config, mesh)
+    optimizer = optax.with_extra_args_support(optimizer)
     state_shardings = jax.tree.map(lambda x: x.sharding, abstract_state(model_config, optimizer, mesh))
     axes_BT = ("batch", None)
     param_axes = jax.tree.map(lambda spec: spec.axes, lora.trainable_specs(model_config))
     base_axes = qwen.param_axes(model_config) if model_config.lora_rank else None
 
-    def local_gradient(params: Params, batch: PackedBatch, weight_BT: jax.Array, base: Params | None):
+    def local_gradient(
+        params: Params, batch: PackedBatch, weight_BT: jax.Array, base: Params | None
+    ) -> tuple[Params, TokenScores]:
         """(gradient of the local parameter shards, scores of the local rows)."""
         merged = None if base is None else lora.merge(base, params, model_config)
 
@@ -152,14 +155,16 @@ def make_update(
             return loss_fn(config, scores, batch, weight_BT)[0], scores
 
         def accumulate(total: Params, microbatch: tuple[PackedBatch, jax.Array]):
-            gradient, scores = jax.grad(loss, has_aux=True)(params, *microbatch)
+            gradient_fn = jax.grad(loss, has_aux=True)
+            gradient, scores = gradient_fn(params, *microbatch)
             return jax.tree.map(lambda total, x: total + x.astype(total.dtype), total, gradient), scores
 
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
-        split = microbatches.split((batch, weight_BT), config.grad_accum_steps)
-        count = microbatches.num_nonempty(split[0].segment_BT)
-        zeros_nBT = jnp.zeros(split[1].shape, jnp.float32)
-        gradient, scores = microbatches.scan_first(accumulate, zeros, split, (zeros_nBT,) * 3, count)
+        no_gradient = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
+        batch_nBT, weight_nBT = microbatches.split((batch, weight_BT), config.grad_accum_steps)
+        count = microbatches.num_nonempty(batch_nBT.segment_BT)
+        zeros_nBT = jnp.zeros(weight_nBT.shape, jnp.float32)
+        no_scores = TokenScores(zeros_nBT, zeros_nBT, zeros_nBT)
+        gradient, scores = microbatches.scan_first(accumulate, no_gradient, (batch_nBT, weight_nBT), no_scores, count)
         gradient = jax.tree.map(psum_grad, gradient, param_axes)
         return jax.tree.map(lambda x, param: x.astype(param.dtype), gradient, params), microbatches.merge(scores)
 
@@ -181,17 +186,20 @@ def make_update(
             batch.count_BT, config.aggregate, batch.segment_BT, norm_tokens=config.norm_tokens
         )
 
-        in_axes = param_axes, axes_BT, axes_BT, base_axes
-        gradient_fn = shard_map_by_rows(local_gradient, in_axes, (param_axes, axes_BT))
+        in_axes = (param_axes, axes_BT, axes_BT, base_axes)
+        out_axes = (param_axes, axes_BT)
+        gradient_fn = shard_map_by_rows(local_gradient, in_axes, out_axes)
         gradient, scores = gradient_fn(state.params, batch, weight_BT, base)
         grad_norm = optax.tree.norm(gradient)
         finite = jnp.isfinite(grad_norm)
         # Not jnp.where: on a CPU it keeps most of the old state in memory next to the new one.
-        arguments = state, gradient, grad_norm, training_step
-        new_state = jax.lax.cond(finite, apply_gradient, lambda state, *_: state, *arguments)
+        new_state = jax.lax.cond(
+            finite, apply_gradient, lambda state, *_: state, state, gradient, grad_norm, training_step
+        )
 
         _, metrics = loss_fn(config, scores, batch, weight_BT)
-        metrics |= {"logprob_BT": scores[0]} if with_logprobs else {}
+        if with_logprobs:
+            metrics["logprob_BT"] = scores.logprob_BT
         computed = microbatches.num_nonempty(microbatches.split(batch.segment_BT, config.grad_accum_steps))
         computed_tokens = computed * (weight_BT.size // config.grad_accum_steps)
         return new_state, metrics | {

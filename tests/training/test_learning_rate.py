@@ -14,6 +14,7 @@ from memsearcher_jax.ranges import Duration
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.setup import with_steps
 from memsearcher_jax.training.config import TrainingConfig, learning_rate_plan, with_plan
+from memsearcher_jax.training.objective import Grpo
 from memsearcher_jax.training.trainer import Trainer
 from memsearcher_jax.training.update import init_state, learning_rate, make_optimizer, make_update
 
@@ -85,7 +86,7 @@ def test_a_training_step_at_a_rate_of_zero_is_reported(nano):
     """The number of updates of a step is not known in advance, so a plan in updates cannot be checked before."""
     config = replace(nano.training, decay_steps="800 updates", kl_coefficient=0.0)
     metrics = {"learning_rate": np.float32(0), "skipped": np.float32(0)}
-    trainer = Trainer(config, nano.mesh(), lambda state, *_: (state, dict(metrics)), None, None)
+    trainer = Trainer(config, nano.mesh(), Grpo(), lambda state, *_: (state, dict(metrics)), None, None)
     message = (
         r"^training changes nothing any more: the learning rate is 0, it begins at .* falls to 0 at update 800; set"
     )

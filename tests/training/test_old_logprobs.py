@@ -9,49 +9,56 @@ import pytest
 
 from memsearcher_jax.training import losses, masked
 from memsearcher_jax.training.config import TrainingConfig
-from memsearcher_jax.training.packing import TrainingExample, pack
-from memsearcher_jax.training.trainer import LAST_TURN, mismatch_metrics, resolve_old_logprobs
+from memsearcher_jax.training.logprobs import TokenScores
+from memsearcher_jax.training.old_logprobs import LAST_TURN, mismatch_metrics, recompute_old_logprobs
+from memsearcher_jax.training.packing import TrainingExample, plan_rows
 
 SAMPLER, TRAINER = [-1.0, -2.0, -3.0, -0.5], [-1.1, -1.6, -3.0, -2.5]  # of the row's four trained tokens
 WEIGHT = np.minimum(np.exp(np.subtract(TRAINER, SAMPLER)), 1.1)  # of which one is cut
 
 
 @pytest.fixture(scope="module")
-def row():
+def rows():
     """One row with two contexts, of two trained tokens each."""
     first = TrainingExample((5, 6, 3, 2), (0.0, SAMPLER[0], 0.0, SAMPLER[1]), (False, True, False, True), -2.0)
     second = TrainingExample((7, 8, 9), (0.0, *SAMPLER[2:]), (False, True, True), 1.0)
-    return pack([first, second], 8, 1, np.random.default_rng(0))
+    return plan_rows([first, second], 8, 1, np.random.default_rng(0))
 
 
-def resolve(row, **changes):
-    """(row, metrics) by a trainer whose log-probabilities of the trained tokens are TRAINER."""
+def trainer_logprobs(row):
     logprob_BT = np.full(row.mask_BT.shape, np.nan, np.float32)
     logprob_BT[row.mask_BT] = TRAINER
-    config = replace(TrainingConfig(kl_coefficient=0.0, entropy_coefficient=0.0), **changes)
-    (resolved,), metrics = resolve_old_logprobs(config, lambda params, row: jnp.asarray(logprob_BT), {}, [row], row)
-    return config, resolved, metrics
+    return jnp.asarray(logprob_BT)
 
 
-def test_trainer_logprobs_replace_those_of_the_sampler(row):
-    _, resolved, metrics = resolve(row, old_logprobs="trainer")
+def recompute(row, **changes):
+    """The settings, and the row by a trainer whose log-probabilities of the trained tokens are TRAINER."""
+    config = replace(TrainingConfig(kl_coefficient=0.0, entropy_coefficient=0.0, old_logprobs="trainer"), **changes)
+    (recomputed,) = recompute_old_logprobs(config, lambda params, row: trainer_logprobs(row), {}, [row])
+    return config, recomputed
+
+
+def test_trainer_logprobs_replace_those_of_the_sampler(rows):
+    row = rows.batch()
+    _, resolved = recompute(row)
+    metrics = mismatch_metrics(rows, trainer_logprobs(row))
     np.testing.assert_allclose(resolved.old_logprob_BT[row.mask_BT], TRAINER, rtol=1e-6)
     assert resolved.tis_weight_BT is None
     np.testing.assert_allclose(metrics["logprob_diff_mean"], (0.1 + 0.4 + 0 + 2) / 4, rtol=1e-5)
     np.testing.assert_allclose(metrics["logprob_diff_max"], 2, rtol=1e-5)
-    assert resolve(row)[1:] == (row, {})
 
 
-def test_tis_weights_scale_the_loss_and_gradient_of_each_token(row):
+def test_tis_weights_scale_the_loss_and_gradient_of_each_token(rows):
     """They are trainer over sampler, truncated. On the policy that was sampled the ratio is 1: the gradient is -weight
     x advantage over the tokens."""
-    config, resolved, _ = resolve(row, old_logprobs="trainer", tis_cap=1.1)
+    row = rows.batch()
+    config, resolved = recompute(row, tis_cap=1.1)
     np.testing.assert_allclose(resolved.tis_weight_BT[row.mask_BT], WEIGHT, rtol=1e-5)
     weight_BT = masked.token_weights(row.mask_BT, "token-mean", row.segment_BT)
     nothing_BT = jnp.zeros(row.mask_BT.shape)
 
     def loss(logprob_BT):
-        return losses.grpo_loss(config, (logprob_BT, nothing_BT, nothing_BT), resolved, weight_BT)
+        return losses.grpo_loss(config, TokenScores(logprob_BT, nothing_BT, nothing_BT), resolved, weight_BT)
 
     (value, metrics), gradient_BT = jax.value_and_grad(loss, has_aux=True)(resolved.old_logprob_BT)
     advantage = np.array([-2, -2, 1, 1])
@@ -69,8 +76,8 @@ def test_the_mismatch_is_reported_by_turn():
         TrainingExample((1, *(2 for _ in diff)), (0.0, *diff), (False, *(True for _ in diff)), 0.0, number)
         for number, diff in diffs.items()
     ]
-    batch = pack(examples, 16, 1, np.random.default_rng(0))
-    metrics = mismatch_metrics(batch, jnp.where(batch.mask_BT, 0.0, jnp.nan))
+    rows = plan_rows(examples, 16, 1, np.random.default_rng(0))
+    metrics = mismatch_metrics(rows, jnp.where(rows.batch().mask_BT, 0.0, jnp.nan))
     turns = {name: value for name, value in metrics.items() if "turn" in name}
     expected = {"turn_1": 0.2, "turn_4": 0.4, f"turn_{LAST_TURN}": 1.5}
     assert turns == {f"logprob_diff_mean/{turn}": pytest.approx(value) for turn, value in expected.items()}

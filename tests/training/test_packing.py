@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from memsearcher_jax.training import microbatches
 from memsearcher_jax.training.packing import TrainingExample, pack
+from memsearcher_jax.training.rows import Beginning, fill_rows
 
 ROW_TOKENS = 24
 FIELDS = ("ids_BT", "mask_BT", "advantage_BT", "old_logprob_BT")
@@ -64,7 +65,7 @@ def test_every_example_is_packed_exactly_once_unsplit_and_in_order(examples, mic
         end = 1 + max(np.flatnonzero(example.sampled), default=0)  # what comes later is not computed
         sampled_T = np.array(example.sampled[:end])
         values = (np.float32(value) * sampled_T for value in (example.advantage, example.logprobs[:end]))
-        expected.append((example.ids[:end], *(tuple(x.tolist()) for x in (sampled_T, *values))))
+        expected.append((tuple(example.ids[:end].tolist()), *(tuple(x.tolist()) for x in (sampled_T, *values))))
     assert sorted(found) == sorted(expected)
 
     padding_BT = rows.segment_BT == 0
@@ -220,3 +221,15 @@ def test_mini_batches_hold_about_as_many_contexts_as_the_setting_says(count, con
     assert sum(in_batch) == count
     micro_rows = [microbatches.num_nonempty(microbatches.split(batch.segment_BT, accum_steps)) for batch in batches]
     assert max(micro_rows) - min(micro_rows) <= 1
+
+
+@pytest.mark.parametrize(("seq_len", "rows"), [(8, [([0, 1], 4), ([2, 3], 4)]), (18, [([0, 1, 2, 3], 2)])])
+def test_rows_of_the_example_in_the_docstring(seq_len, rows):
+    system = (1, 1)
+    beginnings = []
+    for example in range(4):
+        question = (10 + example // 2, 20 + example // 2)
+        ids = np.array([*system, *question, 100 + example, 200 + example], np.int32)
+        beginnings.append(Beginning(ids, length=6, shareable=4))
+    filled = fill_rows(beginnings, seq_len, np.arange(4))
+    assert [(sorted(row.members), row.prefix) for row in filled] == rows
