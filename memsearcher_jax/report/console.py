@@ -56,7 +56,7 @@ def make_table(*columns: str, left: Collection[str] = ()) -> Table:
 
 
 def show_trajectory(trajectory: Trajectory, console: Console, *, reward: float | None = None, reason: str = "") -> None:
-    """Print the question, every turn, and the outcome."""
+    """Print the question, every turn, the calls of tools of the run's own, and the outcome."""
     show_question(trajectory.problem, console)
     for number, turn in enumerate(trajectory.outcome.turns, 1):
         show_turn_start(number, turn.memory, console, has_memory=bool(turn.memory or turn.rewrite))
@@ -65,6 +65,8 @@ def show_trajectory(trajectory: Trajectory, console: Console, *, reward: float |
             show_search(query, result, console)
         if turn.rewrite:
             show_rewrite(turn.memory, turn.new_memory, turn.rewrite, console)
+    for result in trajectory.tool_results:
+        show_call(result, console)
     show_end(trajectory.outcome, trajectory.problem, console, reward=reward, reason=reason)
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from memsearcher_jax.report.console import safe_text, shorten, show_rewrite, show_sources, show_trajectory
 from memsearcher_jax.report.word_diff import word_diff
-from memsearcher_jax.types import Outcome, Passage, Query, SearchResult, StopReason, Turn
+from memsearcher_jax.types import Outcome, Passage, Query, SearchResult, StopReason, ToolResult, Turn
 from tests.samples import scored
 
 EVIL = "[bold red]markup[/] [/nothing] \x1b[31mred\x1b[0m \x1b]0;title\x07 \x9b2J back\x08 \u202eright-to-left \ud800"
@@ -69,6 +69,12 @@ def test_an_unclosed_thought_a_rewrite_without_memory_and_a_failed_search():
     for part in ("on and on", "no tags", "rewrite without a memory", "answer   none", "lost  (top 3)", "no result"):
         assert part in output
     assert "search_failed: a search failed" in output and "the reason" in output
+
+
+def test_calls_of_tools_are_printed_with_their_results():
+    results = (ToolResult("shop", {"item": "tea"}, text="three left"), ToolResult("shop", {}, error="no answer"))
+    text = shown(ANSWERED, tool_results=results)
+    assert "item='tea'" in text and "three left" in text and "no answer" in text
 
 
 def test_the_sources_contain_the_answer_as_whole_words():

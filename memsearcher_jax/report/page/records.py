@@ -2,7 +2,7 @@
 
     stop_descriptions   {stop: description}
     index               [{"id", "question", "dataset", "stop", "correct", "reward", "turns", "tokens", "step", ...}]
-    trajectories        [{"golden_answers", "questions", "reason", "scores", "counts", "turns", ...}]   in blocks
+    trajectories        [{"golden_answers", "questions", "reason", "scores", "turns", "tools", ...}]   in blocks
     passages            [contents]   in blocks, each passage once: rollouts of one question share passages
 
 Text from models and web pages passes through `sanitize` and `embedded_json`: it can neither end its script element nor
@@ -20,9 +20,10 @@ from memsearcher_jax.jsonl import encode_float, encode_floats
 from memsearcher_jax.report.console import safe_text, search_results
 from memsearcher_jax.report.evaluation import numbers_of
 from memsearcher_jax.report.memory_quality import TurnQuality, memory_quality
-from memsearcher_jax.types import ScoredTrajectory, StopReason, TrajectorySummary, Turn
+from memsearcher_jax.types import ScoredTrajectory, StopReason, ToolResult, TrajectorySummary, Turn
 
 BLOCK_SIZE = 50  # trajectories or passages
+MAX_TOOL_CHARACTERS = 20_000  # of one result of a tool
 
 # Characters that could end a script element, open a comment in it or start an entity; line separators that old parsers
 # reject; lone surrogates, which UTF-8 cannot represent. JSON has them only inside strings, so escapes are always valid.
@@ -72,6 +73,7 @@ class TrajectoryRecords:
             "error": outcome.error,
             "counts": encode_floats({name: count for name, count in outcome.counts.items() if count}),
             "turns": turns,
+            "tools": list(map(_tool_call, scored.trajectory.tool_results)),
             # Only for workflows without turns, whose text is nowhere else.
             "transcript": "" if turns else scored.trajectory.transcript,
         }
@@ -104,6 +106,17 @@ class TrajectoryRecords:
 
     def _passage_id(self, contents: str) -> int:
         return self.passage_ids.setdefault(sanitize(contents), len(self.passage_ids))
+
+
+def _tool_call(result: ToolResult) -> dict[str, str]:
+    cut = len(result.text) - MAX_TOOL_CHARACTERS
+    note = f"\n… {cut:,} more characters: the trajectory file has them" if cut > 0 else ""
+    return {
+        "tool": result.tool,
+        "arguments": json.dumps(result.arguments, ensure_ascii=False),
+        "text": result.text[:MAX_TOOL_CHARACTERS] + note,
+        "error": result.error,
+    }
 
 
 def sanitize(value: Any) -> Any:

@@ -6,7 +6,7 @@ import pytest
 
 from memsearcher_jax.report.page.html import write_page
 from memsearcher_jax.report.word_diff import word_diff
-from memsearcher_jax.types import Passage, Query, SearchResult, StopReason, Turn
+from memsearcher_jax.types import Passage, Query, SearchResult, StopReason, ToolResult, Turn
 from tests import browser
 from tests.browser import by_id
 from tests.http_server import until
@@ -47,7 +47,9 @@ def trajectory(number):
     question = EVIL if number == 0 else f"Question number {number}?"
     answer = text if stop is StopReason.ANSWERED else ""
     texts = {"question": question, "golden": (text,), "answer": answer, "reason": text, "stop": stop}
-    return scored(number % 4 == 0, turns, id=f"id{number}", metadata={"source": DATASETS[number % 3]}, **texts)
+    tools = (ToolResult(text, {"of": text}, text=text), ToolResult("shop", {}, error=text)) if number == 0 else ()
+    metadata = {"source": DATASETS[number % 3]}
+    return scored(number % 4 == 0, turns, id=f"id{number}", metadata=metadata, tool_results=tools, **texts)
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +183,7 @@ def has_visible_focus(page):
 def test_markup_and_script_are_shown_as_text(page):
     assert heading(page) == EVIL
     text = by_id(page, "detail").text
-    assert text.count(EVIL) >= 5
+    assert text.count(EVIL) >= 6
     assert f'1. "Title" {EVIL}' in text
     assert page.find_elements(By.CSS_SELECTOR, "main img, #rows b, #detail h3 *, .prose b, body > b") == []
     assert page.execute_script("return window.hit === undefined")

@@ -28,6 +28,7 @@ from memsearcher_jax.types import (
     StopReason,
     Stream,
     StreamQuestion,
+    ToolResult,
     Turn,
 )
 from tests.samples import context, scored, write_shard
@@ -248,6 +249,28 @@ def test_a_page_says_why_it_has_no_paired_intervals(tmp_path):
         (tmp_path / name / "weights.json").write_text("{}")
     page, _ = page_of(tmp_path / "a", compare=tmp_path / "b")
     assert "No paired comparison: " in page.text and "share no question" in page.text
+
+
+def test_the_results_of_tools_are_on_the_page(tmp_path):
+    """Complete, also where a turn shows a part; errors, too. A huge one is cut, and says so."""
+    results = (
+        ToolResult("shop", {"item": "tea", "<b>": 1}, text="3 </script> left"),
+        ToolResult("shop", {}, error="no answer after 30 s"),
+        ToolResult("dump", {}, text="x" * 20_010),
+    )
+    page, _ = page_of(evaluation(tmp_path / "ev", [scored(tool_results=results), scored(id="q2")]))
+    with_tools, without = page.data["trajectories"][0]
+    assert without["tools"] == []
+    assert with_tools["tools"][0] == {
+        "tool": "shop",
+        "arguments": '{"item": "tea", "<b>": 1}',
+        "text": "3 </script> left",
+        "error": "",
+    }
+    assert with_tools["tools"][1]["error"] == "no answer after 30 s"
+    cut = with_tools["tools"][2]["text"]
+    assert cut == "x" * 20_000 + "\n… 10 more characters: the trajectory file has them"
+    assert "record.tools.map(showTool)" in page.raw["script"]
 
 
 def hostile(number):

@@ -50,8 +50,16 @@ function showTrajectory(entry, record, passage) {
     parts.push(showTurn(number + 1, turn, before, number ? memory : null, passage));
     memory = turn.new_memory;
   });
+  if (record.tools.length) parts.push(section("Tools", ...record.tools.map(showTool)));
   if (record.transcript) parts.push(section("Transcript of the last context", prose(record.transcript, "mono")));
   return parts;
+}
+
+// A call of a tool of the run's own, in the order of the trajectory: the complete result, of which a turn may show a part.
+function showTool(call) {
+  const body = call.error ? make("p", {class: "alarm"}, call.error) : prose(call.text, "mono");
+  return make("details", {class: "passage"},
+    make("summary", {dir: "auto"}, make("b", {}, call.tool), " ", make("span", {class: "snippet"}, call.arguments)), body);
 }
 
 // Those of a stream, with their answers where the stream was read to its end.
