@@ -20,6 +20,7 @@ from memsearcher_jax.agent.registry import make_agent
 from memsearcher_jax.data.config import DataConfig
 from memsearcher_jax.jsonl import flatten
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
+from memsearcher_jax.python_files import CodeName
 from memsearcher_jax.ranges import Seed
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.rl.config import CompleterConfig, EvaluationConfig, HealthConfig, RLConfig
@@ -123,7 +124,7 @@ def _without_folder(value: Any) -> Any:
     """The name of a Python file in place of its path; other values as they are."""
     if isinstance(value, tuple):
         return tuple(map(_without_folder, value))
-    is_python_file = isinstance(value, str) and value.endswith(".py")
+    is_python_file = isinstance(value, str) and bool(CodeName.of(value).file)
     return value.rpartition("/")[2] if is_python_file else value
 
 

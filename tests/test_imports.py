@@ -62,7 +62,7 @@ MODULES = {
     "tokenizer": {AGENT, MODEL, TYPES, "tokenizers"},
     "chat_template": {MODEL, TOKENIZER},
     # Every command imports these two before JAX; a test below checks that they do not import JAX.
-    "config": {AGENT, *SETTINGS, JSONL, RANGES, "annotated_types"},
+    "config": {AGENT, *SETTINGS, JSONL, RANGES, PYTHON_FILES, "annotated_types"},
     "checks": {AGENT, CONFIG, *SETTINGS, f"{PACKAGE}.data.benchmarks", RANGES},
 }
 OUTSIDE = {

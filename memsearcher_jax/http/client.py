@@ -127,6 +127,13 @@ def async_client(
         ) from error
 
 
+def is_unreachable(error: BaseException) -> bool:
+    """Whether there was no connection, so that no request has reached the service."""
+    import httpx2
+
+    return isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.ProxyError)
+
+
 def proxy_of(url: str) -> str | None:
     """The proxy for an address, of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY; None where NO_PROXY excludes it.
 
@@ -137,7 +144,7 @@ def proxy_of(url: str) -> str | None:
     parts = urllib.parse.urlsplit(url)
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     host = parts.hostname or ""
-    if not proxy or host == "localhost" or urllib.request.proxy_bypass_environment(parts.netloc, proxies):
+    if not proxy or host == "localhost" or urllib.request.proxy_bypass(parts.netloc):
         return None
     try:
         address = ipaddress.ip_address(host)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.tool_functions import ServerDied, Tool, file_tools
-from memsearcher_jax.http.client import async_client
+from memsearcher_jax.http.client import async_client, is_unreachable
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.rl.config import read_key
@@ -275,7 +275,6 @@ class McpServer:
 
     def _lost(self, error: BaseException, is_open: bool) -> ConnectionError:
         """What the requests get that were not answered when the connection broke, or could not be opened."""
-        import httpx2
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED
 
@@ -288,9 +287,7 @@ class McpServer:
                 reason += ": name the environment variable with its key in agent.tools_api_key_env"
         if self.key:
             reason = reason.replace(self.key, "***")
-        if isinstance(error, MCPError):
-            died = error.error.code == CONNECTION_CLOSED
-        else:
-            died = not isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.ProxyError)
-        kind = ServerDied if is_open and died else ConnectionError
+        has_closed = isinstance(error, MCPError) and error.error.code == CONNECTION_CLOSED
+        has_broken = not isinstance(error, MCPError) and not is_unreachable(error)
+        kind = ServerDied if is_open and (has_closed or has_broken) else ConnectionError
         return kind(f"{self.address}: {reason}")

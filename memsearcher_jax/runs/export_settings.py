@@ -65,6 +65,7 @@ def without_local_files(config: RunConfig) -> RunConfig:
         "model.lora_rank": 0,
         "agent.prompts": named.agent.prompts or TEMPLATES,
         "agent.tools": tuple(filter(is_python_file, named.agent.tools)),  # without servers
+        "agent.tools_api_key_env": (),
         "data.train": tuple(filter(None, named.data.train)),
         "data.test": tuple(filter(None, named.data.test)),
         "answerer.url": "",

@@ -28,6 +28,7 @@ from memsearcher_jax.config import RunConfig, with_settings
 from memsearcher_jax.data.benchmarks import resolve
 from memsearcher_jax.jsonl import parse_object
 from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.python_files import CodeName, imported_files
 from memsearcher_jax.retrieval.builder.build_dir import MANIFEST
 from memsearcher_jax.runs import hub
 from memsearcher_jax.runs.path_settings import is_python_file, with_paths
@@ -114,7 +115,7 @@ def with_own_inputs(folder: Path, config: RunConfig) -> RunConfig:
     """The config with the run's copies in place of the files that it was given, which may have moved or changed."""
     copies = read_inputs(folder).copies
     retrieval = config.retrieval
-    as_given = {code.value for code in own_code(config)} | {retrieval.corpus}
+    as_given = {CodeName.of(code.value).file for code in own_code(config)} | {retrieval.corpus}
     if (folder / TOKENIZER).is_dir():
         config = with_settings(config, {"model.tokenizer": str(folder / TOKENIZER)})
     index = (folder / INDEX).absolute()
@@ -136,6 +137,17 @@ class OwnCode(NamedTuple):
 
     setting: str
     value: str
+
+    @property
+    def name(self) -> str:
+        """The file's name, wherever it is."""
+        return Path(CodeName.of(self.value).file).name
+
+    @property
+    def files(self) -> list[Path]:
+        """The file, and those beside it that it imports; none for a server."""
+        file = Path(CodeName.of(self.value).file)
+        return imported_files(file) if is_python_file(self.value) and file.is_file() else []
 
 
 def own_code(config: RunConfig) -> list[OwnCode]:
@@ -163,20 +175,33 @@ def require_same_code(folder: Path, stored: RunConfig, given: RunConfig, words: 
             raise ValueError(
                 f"{folder} was made with --{name} {original}: give --{name} again; a run's copy of code never runs"
             )
-        stored_hash = hashes.get(original, "")
-        if not stored_hash:
-            continue
-        for _, file in given_code:
-            is_same_file = is_python_file(file) and Path(file).name == Path(original).name
-            if is_same_file and fingerprint([Path(file)]) != stored_hash:
+    for setting in sorted(used_settings):
+        now = [code for code in given_code if code.setting == setting]
+        then = [code for code in own_code(stored) if code.setting == setting]
+        for place, code in enumerate(now):
+            # Files of one name in two folders are told apart by their setting, and by their place in it.
+            counterparts = [then[place]] if len(now) == len(then) else then
+            named_alike = [original for original in counterparts if original.name == code.name]
+            changed = [_changed_file(code, original, hashes) for original in named_alike]
+            if changed and all(changed):
+                where = "" if Path(changed[0]).name == code.name else f": {changed[0]}"
                 raise ValueError(
-                    f"--{name} {file} differs from the file that {folder} was made with: restore that one; its copy "
-                    f"is in {folder / COPIES}"
+                    f"--{setting} {code.value}{where} differs from the file that {folder} was made with: restore that "
+                    f"one; its copy is in {folder / COPIES}"
                 )
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """The config with absolute paths wherever it names existing files or folders: a run works from any directory."""
+def _changed_file(code: OwnCode, original: OwnCode, hashes: Mapping[str, str]) -> str:
+    """The first file of `code` that differs from its counterpart, whose folder may be another one; "" if none does."""
+    folder = Path(original.value).absolute().parent
+    for file in code.files:
+        if hashes.get(str(folder / file.name), "") not in ("", fingerprint([file])):
+            return str(file)
+    return ""
+
+
     return with_paths(config, lambda path: str(Path(path).absolute()) if Path(path).exists() else path)
 
 
@@ -230,7 +255,9 @@ def _small_inputs(config: RunConfig) -> dict[str, str]:
     found: dict[str, str] = {}
     if prompts not in packaged():
         found = {str(file): f"{_copy_of(prompts)}/{file.name}" for file in sorted(Path(prompts).glob("*.txt"))}
-    single = [data.exclude] + [code.value for code in own_code(config)]
+    single = [data.exclude]
+    for code in own_code(config):
+        single += map(str, code.files)
     for split, entries in (("train", data.train), ("test", data.test)):
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):

@@ -10,6 +10,7 @@ from memsearcher_jax.config import RunConfig, settings, with_settings
 from memsearcher_jax.data.benchmarks import BENCHMARKS
 from memsearcher_jax.retrieval.config import HASHING
 from memsearcher_jax.runs import hub
+from memsearcher_jax.python_files import CodeName
 from memsearcher_jax.runs.run_dir import PACKAGED
 
 CODE = ("agent.workflow", "agent.tools", "reward.function")  # Python files, or names and addresses
@@ -47,6 +48,7 @@ def _changed(name: str, value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, tuple):
         return tuple(_changed(name, member, change) for member in value)
     if name in CODE:
-        return change(value) if is_python_file(value) else value
+        code = CodeName.of(value)
+        return str(code._replace(file=change(code.file))) if is_python_file(value) else value
     is_name = value.startswith(PACKAGED) or value.partition(":")[0] in ("", *PATHS[name]) or hub.is_repository(value)
     return value if is_name else change(value)

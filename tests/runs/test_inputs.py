@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from memsearcher_jax.config import RunConfig, with_settings
+from memsearcher_jax.config import RunConfig, differences, with_settings
 from memsearcher_jax.launch import cli
 from memsearcher_jax.runs import inputs
 from memsearcher_jax.runs.inputs import (
     fingerprint,
     input_hashes,
     keep_inputs,
+    read_inputs,
     require_same_code,
     with_own_inputs,
 )
@@ -159,3 +160,50 @@ def test_a_fingerprint_depends_on_every_file_and_on_blocks_of_large_ones(tmp_pat
     large.write_bytes(bytes(range(101)))
     assert fingerprint([small, large]) != before
     assert fingerprint([]) == ""
+
+
+@pytest.fixture
+def shops(tmp_path):
+    """Two files of one name, each with a file that it imports, and a run that was made with them."""
+    for folder in ("agents", "tools"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "shop.py").write_text(f"import helpers\nWHAT = '{folder}'\n")
+        (tmp_path / folder / "helpers.py").write_text(f"OF = '{folder}'\n")
+    named = {"agent.workflow": f"{tmp_path}/agents/shop.py", "agent.tools": (f"{tmp_path}/tools/shop.py",)}
+    config = with_settings(RunConfig(), named)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    keep_inputs(folder, config, None)
+    write_run_config(folder, config)
+    return folder, config
+
+
+def test_files_of_one_name_in_two_folders_are_told_apart(shops, tmp_path):
+    run, config = shops
+    words = ("--agent.workflow", "--agent.tools")
+    require_same_code(run, config, config, words)
+    moved = (tmp_path / "agents").rename(tmp_path / "moved")
+    elsewhere = with_settings(config, {"agent.workflow": f"{moved}/shop.py"})
+    assert differences(config, elsewhere) == []
+    require_same_code(run, config, elsewhere, words)
+    exchanged = with_settings(config, {"agent.tools": (f"{moved}/shop.py",)})
+    with pytest.raises(ValueError, match=r"--agent\.tools .*moved/shop\.py differs from the file that .*run was"):
+        require_same_code(run, config, exchanged, words)
+
+
+def test_what_a_file_imports_is_a_part_of_it(shops, tmp_path):
+    run, config = shops
+    copies = {Path(copy).name for copy in read_inputs(run).copies.values()}
+    assert copies == {"shop.py", "helpers.py"} and len(read_inputs(run).hashes) == 4
+    (tmp_path / "tools" / "helpers.py").write_text("OF = 'edited'\n")
+    with pytest.raises(ValueError, match=r"--agent\.tools .*shop\.py: .*tools/helpers\.py differs"):
+        require_same_code(run, config, config, ("--agent.workflow", "--agent.tools"))
+    with pytest.raises(ValueError, match=r"tools/helpers\.py has changed since the run in"):
+        keep_inputs(run, config, None)
+
+
+def test_a_copy_of_code_is_never_what_a_run_names(shops, tmp_path):
+    run, config = shops
+    for file in (tmp_path / "tools").iterdir():
+        file.unlink()
+    assert with_own_inputs(run, config).agent == config.agent
