@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,7 @@ from memsearcher_jax.ops.attention import (
     self_attention,
 )
 from memsearcher_jax.ops.axes import as_bits, constrain, from_bits, platform, shard_map_per_device
+from memsearcher_jax.ops.paged_attention import CachedEntries, NewTokens
 from memsearcher_jax.ops.quantization import quantize, rounded
 from memsearcher_jax.ops.splash_attention import splash_softmax
 
@@ -51,8 +52,16 @@ KVSource = Callable[[Array], OnlineSoftmax]
 KERNELS = {"tpu": tpu_kernels}
 """Platform -> its `paged_attention` and `append_to_pages`; the others have those of this file."""
 
-SEGMENT_KERNELS = {"tpu": (splash_softmax, 128)}
-"""Platform -> attention within segments, and what the rows' tokens must be a multiple of."""
+
+class SegmentKernel(NamedTuple):
+    """Attention within segments, for rows of a multiple of `row_multiple` tokens."""
+
+    attention: Callable[[Array, Array, Array, Array], OnlineSoftmax]
+    row_multiple: int
+
+
+SEGMENT_KERNELS = {"tpu": SegmentKernel(splash_softmax, row_multiple=128)}
+"""Platform -> its attention within segments; the others have `self_attention`."""
 
 CHUNK_AXES, TABLE_AXES = ("batch",), ("batch", None)
 """Logical axes of what there is one of per chunk, and of a page table."""
@@ -79,13 +88,18 @@ class Cache:
     @classmethod
     def empty(cls, config: ModelConfig, pages: int, page_tokens: int, *, int8: bool = False) -> Cache:
         """Call it under jit to create it spread over a mesh."""
-        shape_LPK, H, E = (config.layers, pages, config.kv_heads), config.head_size, page_tokens
+        H, E = config.head_size, page_tokens
 
         def pool(rows: int, columns: int, dtype: str) -> Array:
-            return constrain(as_bits(jnp.zeros((*shape_LPK, rows, columns), dtype)), CACHE_AXES)
+            zeros = jnp.zeros((config.layers, pages, config.kv_heads, rows, columns), dtype)
+            return constrain(as_bits(zeros), CACHE_AXES)
 
         dtype = "int8" if int8 else config.compute_dtype
-        return cls(pool(H, E, dtype), pool(E, H, dtype), pool(2, E, "float32") if int8 else None)
+        return cls(
+            k_LPKHE=pool(H, E, dtype),
+            v_LPKEH=pool(E, H, dtype),
+            scale_LPK2E=pool(2, E, "float32") if int8 else None,
+        )
 
 
 @jax.tree_util.register_dataclass
@@ -108,10 +122,11 @@ class CacheView:
         Chunks of one context are adjacent, each full except the last; each reads what was cached before the first.
         """
         argsort = shard_map_per_device(lambda x_A: jnp.argsort(x_A).astype(jnp.int32), (CHUNK_AXES,), CHUNK_AXES)
+        page_tokens = cache.v_LPKEH.shape[3]
+        count_common = shard_map_per_device(partial(common_pages, page_tokens), (CHUNK_AXES, TABLE_AXES), CHUNK_AXES)
         order_A = argsort(-length_A)
-        common = partial(common_pages, cache.v_LPKEH.shape[3])
-        shared_A = shard_map_per_device(common, (CHUNK_AXES, TABLE_AXES), CHUNK_AXES)(length_A, page_table_AI)
-        return cls(cache, page_table_AI, start_A, length_A, order_A, argsort(order_A), shared_A)
+        shared_A = count_common(length_A, page_table_AI)
+        return cls(cache, page_table_AI, start_A, length_A, order_A, rank_A=argsort(order_A), shared_A=shared_A)
 
     def attend(
         self,
@@ -134,64 +149,87 @@ class CacheView:
         if self.cache.scale_LPK2E is not None:
             k_BKTH, v_BKTH = rounded(k_BKTH), rounded(v_BKTH)
         q_BKQTH = group_heads(q_BNTH, k_BKTH)
-        kernel, multiple = SEGMENT_KERNELS.get(platform(), (None, 1))
-        if kernel and segment_BT.shape[1] % multiple == 0:
-            own = kernel(q_BNTH, k_BKTH, v_BKTH, segment_BT)
+        kernel = SEGMENT_KERNELS.get(platform())
+        if kernel is not None and segment_BT.shape[1] % kernel.row_multiple == 0:
+            own = kernel.attention(q_BNTH, k_BKTH, v_BKTH, segment_BT)
         else:
             own = self_attention(q_BKQTH, k_BKTH, v_BKTH, segment_BT)
-        softmax = combine([own, self.attend_cached(layer, q_BKQTH), *(source(q_BKQTH) for source in sources)])
+        cached = self.attend_cached(layer, q_BKQTH)
+        others = [source(q_BKQTH) for source in sources]
+        softmax = combine([own, cached, *others])
         out_BNTH = normalize(softmax).reshape(q_BNTH.shape).astype(q_BNTH.dtype)
         return out_BNTH, as_bits(k_BKTH), as_bits(v_BKTH)
 
     def append(self, k_LBKTH: Array, v_LBKTH: Array, segment_BT: Array) -> Cache:
         """The cache with each chunk's real tokens (segment above 0, before any padding) written at its start."""
-        chunks, pools = self.start_A.shape[0], tuple(jax.tree.leaves(self.cache))
+        chunks = self.start_A.shape[0]
         added_A = jnp.sum(segment_BT.reshape(chunks, -1) > 0, axis=1, dtype=jnp.int32)
-        new = [k_LBKTH, v_LBKTH]
+        new = (k_LBKTH, v_LBKTH)
         if self.cache.scale_LPK2E is not None:
-            new, scales = zip(*(quantize(from_bits(x), [4]) for x in new), strict=True)
-            new = [*new, jnp.stack(scales, axis=4)]
+            keys, key_scale_LBKT = quantize(from_bits(k_LBKTH), [4])
+            values, value_scale_LBKT = quantize(from_bits(v_LBKTH), [4])
+            new = (keys, values, jnp.stack([key_scale_LBKT, value_scale_LBKT], axis=4))
 
-        def write(pools: tuple[Array, ...], new: tuple[Array, ...], *where: Array) -> tuple[Array, ...]:
-            chunked = tuple(_chunks(x, 1, 3, where[0].shape[0]) for x in new)
+        def write(
+            pools: tuple[Array, ...], new: tuple[Array, ...], table_AI: Array, start_A: Array, added_A: Array
+        ) -> tuple[Array, ...]:
+            chunked = tuple(_chunks(x, 1, 3, len(table_AI)) for x in new)
             kernels = KERNELS.get(platform())
             append = kernels.append_to_pages if kernels else append_to_pages
-            return append(pools, chunked, *where)
+            return append(pools, chunked, table_AI, start_A, added_A)
 
+        pools = tuple(jax.tree.leaves(self.cache))
         axes = (CACHE_AXES,) * len(pools)
         write = shard_map_per_device(write, (axes, axes, TABLE_AXES, CHUNK_AXES, CHUNK_AXES), axes)
-        pools = write(pools, tuple(new), self.page_table_AI, self.start_A, added_A)
+        pools = write(pools, new, self.page_table_AI, self.start_A, added_A)
         return Cache(*(constrain(pool, CACHE_AXES) for pool in pools))
 
     def attend_cached(self, layer: Array, q_BKQTH: Array) -> OnlineSoftmax:
         """Attention to the cached entries of one layer."""
-        query_axes, scalar_axes = ("batch", "kv", None, None, None), ("batch", "kv", None, None)
+        query_axes = ("batch", "kv", None, None, None)
+        scalar_axes = query_axes[:-1]
+        scalar_shape = q_BKQTH.shape[:-1]
 
-        def attend(q_BKQTH: Array, layer: Array, table_AI: Array, chunks: Any, pools: Any) -> OnlineSoftmax:
-            length_A, order_A, rank_A, shared_A = chunks
-            q_AKQWH = _chunks(q_BKQTH, 0, 3, len(length_A))
+        def attend(q_BKQTH: Array, layer: Array, table_AI: Array, chunks: _Chunks, pools: Any) -> OnlineSoftmax:
+            rows = len(q_BKQTH)
+            q_AKQWH = _chunks(q_BKQTH, 0, 3, len(table_AI))
             if kernels := KERNELS.get(platform()):
-                softmax = kernels.paged_attention(q_AKQWH, pools, layer, table_AI, length_A)
-                return OnlineSoftmax(*(_rows(x_AKQW, len(q_BKQTH)) for x_AKQW in softmax))
-            where = (layer, table_AI[order_A], length_A[order_A], shared_A[0])
-            softmax = paged_attention(q_AKQWH[order_A], pools, *where)
-            return OnlineSoftmax(*(_rows(x_AKQW[rank_A], len(q_BKQTH)) for x_AKQW in softmax))
+                softmax = kernels.paged_attention(q_AKQWH, pools, layer, table_AI, chunks.length_A)
+                return OnlineSoftmax(*(_rows(x_AKQW, rows) for x_AKQW in softmax))
+            order_A = chunks.order_A
+            sorted_table_AI = table_AI[order_A]
+            sorted_length_A = chunks.length_A[order_A]
+            shared_pages = chunks.shared_A[0]
+            softmax = paged_attention(q_AKQWH[order_A], pools, layer, sorted_table_AI, sorted_length_A, shared_pages)
+            return OnlineSoftmax(*(_rows(x_AKQW[chunks.rank_A], rows) for x_AKQW in softmax))
 
-        pools, chunks = tuple(jax.tree.leaves(self.cache)), (self.length_A, self.order_A, self.rank_A, self.shared_A)
+        pools = tuple(jax.tree.leaves(self.cache))
         attention = shard_map_per_device(
             attend,
-            (query_axes, (), TABLE_AXES, (CHUNK_AXES,) * len(chunks), (CACHE_AXES,) * len(pools)),
-            OnlineSoftmax._make((scalar_axes, scalar_axes, query_axes)),
-            OnlineSoftmax._make((q_BKQTH.shape[:-1], q_BKQTH.shape[:-1], q_BKQTH.shape)),
+            (query_axes, (), TABLE_AXES, _Chunks(*[CHUNK_AXES] * 4), (CACHE_AXES,) * len(pools)),
+            OnlineSoftmax(scalar_axes, scalar_axes, query_axes),  # pyright: ignore[reportArgumentType]  # axes
+            OnlineSoftmax(scalar_shape, scalar_shape, q_BKQTH.shape),  # pyright: ignore[reportArgumentType]  # shapes
         )
+        chunks = _Chunks(self.length_A, self.order_A, self.rank_A, self.shared_A)
         return attention(q_BKQTH, layer, self.page_table_AI, chunks, pools)
+
+
+class _Chunks(NamedTuple):
+    """The fields of a `CacheView` of which there is one value for each chunk."""
+
+    length_A: Any
+    order_A: Any
+    rank_A: Any
+    shared_A: Any
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DecodeBuffer:
-    """New tokens of B rows that are not in the cache yet: J entries per row, of which all rows have used as many. So a
-    step writes one slice, not one per row. A decode loop appends its tokens to the cache once, at its end."""
+    """New tokens of B rows that are not in the cache yet: J entries per row, of which all rows have used as many.
+
+    So a step writes one slice, not one per row. A decode loop appends its tokens to the cache once, at its end.
+    """
 
     k_LBKJH: Array  # `as_bits` of compute_dtype, with rotary positions applied
     v_LBKJH: Array  # the same
@@ -220,7 +258,8 @@ class DecodeCache:
         if platform() == "tpu":
             return self._attend_in_kernel(layer, rotation, q_BNTH, k_BKTH, v_BKTH)
         buffer = self.buffer
-        k_BKJH, v_BKJH = (from_bits(x_LBKJH[layer]) for x_LBKJH in (buffer.k_LBKJH, buffer.v_LBKJH))
+        k_BKJH = from_bits(buffer.k_LBKJH[layer])
+        v_BKJH = from_bits(buffer.v_LBKJH[layer])
         k_BKHJ = jnp.swapaxes(k_BKJH, 2, 3)
         mask_B1J = jnp.broadcast_to(jnp.arange(k_BKHJ.shape[3]) < buffer.used, (len(k_BKHJ), 1, k_BKHJ.shape[3]))
 
@@ -229,23 +268,35 @@ class DecodeCache:
 
         return self.view.attend(layer, rotation, q_BNTH, k_BKTH, v_BKTH, segment_BT, attend_buffer)
 
-    def _attend_in_kernel(self, layer: Array, rotation: Rotation, *qkv: Array) -> tuple[Array, Array, Array]:
-        def attend(rotation: Rotation, q_BNTH: Array, new: Any, where: Any, pools: Any) -> tuple[Array, Array, Array]:
-            q_BKQTH = group_heads(q_BNTH, new[0])
-            out_BKQTH, k_BKTH, v_BKTH = tpu_kernels.decode_attention(rotation, q_BKQTH, new, pools, *where)
+    def _attend_in_kernel(
+        self, layer: Array, rotation: Rotation, q_BNTH: Array, k_BKTH: Array, v_BKTH: Array
+    ) -> tuple[Array, Array, Array]:
+        def attend(
+            q_BNTH: Array, new: NewTokens, used: Array, pools: Any, entries: CachedEntries
+        ) -> tuple[Array, Array, Array]:
+            q_BKQTH = group_heads(q_BNTH, new.k_AK1H)
+            out_BKQTH, k_BKTH, v_BKTH = tpu_kernels.decode_attention(q_BKQTH, new, used, pools, entries)
             return out_BKQTH.reshape(q_BNTH.shape), k_BKTH, v_BKTH
 
-        heads, kv, angles = ("batch", "heads", None, None), ("batch", "kv", None, None), ("batch", None, None)
-        view, buffer, pools = self.view, self.buffer, tuple(jax.tree.leaves(self.view.cache))
-        new_axes, where_axes = (kv, kv, CACHE_AXES, CACHE_AXES), ((), (), TABLE_AXES, CHUNK_AXES)
-        axes = (angles, angles), heads, new_axes, where_axes, (CACHE_AXES,) * len(pools)
-        attention = shard_map_per_device(attend, axes, (heads, kv, kv), tuple(x.shape for x in qkv))
-        new, where = (*qkv[1:], buffer.k_LBKJH, buffer.v_LBKJH), (layer, buffer.used, view.page_table_AI, view.length_A)
-        return attention(rotation, qkv[0], new, where, pools)
+        pools = tuple(jax.tree.leaves(self.view.cache))
+        # One row is one chunk, so that B is A.
+        new = NewTokens(*rotation, k_BKTH, v_BKTH, self.buffer.k_LBKJH, self.buffer.v_LBKJH)
+        entries = CachedEntries(layer, self.view.page_table_AI, self.view.length_A)
+
+        heads = ("batch", "heads", None, None)
+        kv = ("batch", "kv", None, None)
+        angles = ("batch", None, None)
+        new_axes = NewTokens(angles, angles, kv, kv, CACHE_AXES, CACHE_AXES)
+        entries_axes = CachedEntries((), TABLE_AXES, CHUNK_AXES)  # pyright: ignore[reportArgumentType]  # axes
+        in_axes = (heads, new_axes, (), (CACHE_AXES,) * len(pools), entries_axes)
+        out_shapes = (q_BNTH.shape, k_BKTH.shape, v_BKTH.shape)
+        attention = shard_map_per_device(attend, in_axes, (heads, kv, kv), out_shapes)
+        return attention(q_BNTH, new, self.buffer.used, pools, entries)
 
     def append(self, k_LBKTH: Array, v_LBKTH: Array, segment_BT: Array) -> DecodeBuffer:
         """The buffer with T more entries."""
-        buffer, at = self.buffer, (0, 0, 0, self.buffer.used, 0)
+        buffer = self.buffer
+        at = (0, 0, 0, buffer.used, 0)
         return replace(
             buffer,
             k_LBKJH=constrain(jax.lax.dynamic_update_slice(buffer.k_LBKJH, k_LBKTH, at), CACHE_AXES),
@@ -284,7 +335,8 @@ def copy_pages(cache: Cache, source_A: Array, target_A: Array) -> Cache:
 def common_pages(page_tokens: int, length_A: Array, page_table_AI: Array) -> Array:
     """How many first pages all chunks have in common, as far as each reads; the same number for each chunk."""
     first_I = jnp.arange(page_table_AI.shape[1]) * page_tokens
-    agrees_AI = (page_table_AI == page_table_AI[jnp.argmax(length_A)]) | (first_I >= length_A[:, None])
+    longest_I = page_table_AI[jnp.argmax(length_A)]
+    agrees_AI = (page_table_AI == longest_I) | (first_I >= length_A[:, None])
     is_common_I = agrees_AI.all(axis=0) & (first_I < jnp.max(length_A))
     return jnp.full_like(length_A, jnp.sum(jnp.cumprod(is_common_I)))
 
@@ -315,20 +367,22 @@ def paged_attention(
         q_AKQWH, page_table_AI, length_A = chunks
 
         def attend_page(number: Array, so_far: OnlineSoftmax) -> OnlineSoftmax:
-            k_AKHE, v_AKEH, *scale = (
-                jnp.concatenate([page(x_LP, page_N[number]) for page_N in page_table_AI]) for x_LP in pools
-            )
+            read = [jnp.concatenate([page(x_LP, page_I[number]) for page_I in page_table_AI]) for x_LP in pools]
+            k_AKHE, v_AKEH, *scale = read
             mask_AE = number * E + jnp.arange(E) < length_A[:, None]
             return combine([so_far, partial_attention(q_AKQWH, k_AKHE, v_AKEH, mask_AE[:, None], *scale)])
 
         return jax.lax.fori_loop(shared_pages, -(-jnp.max(length_A) // E), attend_page, empty(q_AKQWH))
 
+    def in_groups(x: Array) -> Array:
+        return x.reshape(A // together, together, *x.shape[1:])
+
     q_1KQXH = jnp.moveaxis(q_AKQWH, 0, 2).reshape(1, K, Q, A * W, H)
     shared = jax.lax.fori_loop(0, shared_pages, attend_shared, empty(q_1KQXH))
     shared = OnlineSoftmax(*(_chunks(x, 0, 3, A) for x in shared))
-    grouped = [x.reshape(A // together, together, *x.shape[1:]) for x in (q_AKQWH, page_table_AI, length_A)]
-    own = jax.lax.map(attend_together, tuple(grouped))
-    return combine([shared, OnlineSoftmax(*(x.reshape(A, *x.shape[2:]) for x in own))])
+    own = jax.lax.map(attend_together, (in_groups(q_AKQWH), in_groups(page_table_AI), in_groups(length_A)))
+    own = OnlineSoftmax(*(x.reshape(A, *x.shape[2:]) for x in own))
+    return combine([shared, own])
 
 
 def append_to_pages(
@@ -346,7 +400,8 @@ def append_to_pages(
     window = min(W, E)
 
     def write_chunk(chunk: Array, pools: tuple[Array, ...]) -> tuple[Array, ...]:
-        start, added = start_A[chunk], added_A[chunk]
+        start = start_A[chunk]
+        added = added_A[chunk]
         new_LKW = [jax.lax.dynamic_index_in_dim(x, chunk, 1, keepdims=False) for x in new]
 
         def write_page(reached: Array, pools: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -358,13 +413,14 @@ def append_to_pages(
 
             def write(x_LP: Array, new_LKWH: Array, entry_axis: int) -> Array:
                 new_L1KEH = jnp.take(new_LKWH, token_E, axis=2, mode="clip")[:, None].astype(x_LP.dtype)
-                corner, shape = [0, page, 0, 0, 0], [L, 1, *x_LP.shape[2:]]
-                corner[entry_axis], shape[entry_axis] = first, window
+                corner = [0, page, 0, 0, 0]
+                corner[entry_axis] = first
+                shape = [L, 1, *x_LP.shape[2:]]
+                shape[entry_axis] = window
                 old_L1 = jax.lax.dynamic_slice(x_LP, corner, shape)
-                if entry_axis == 3:
-                    new_L1, is_new = new_L1KEH, is_new_E1
-                else:
-                    new_L1, is_new = jnp.swapaxes(new_L1KEH, 3, 4), is_new_E1[:, 0]
+                entries_are_last = entry_axis == 4
+                new_L1 = jnp.swapaxes(new_L1KEH, 3, 4) if entries_are_last else new_L1KEH
+                is_new = is_new_E1[:, 0] if entries_are_last else is_new_E1
                 return jax.lax.dynamic_update_slice(x_LP, jnp.where(is_new, new_L1, old_L1), corner)
 
             return tuple(map(write, pools, new_LKW, ENTRY_AXES))

@@ -18,6 +18,7 @@ from jax import Array
 from memsearcher_jax.ops.axes import platform
 
 FEW_TOKENS = 32
+"""Tokens up to which `product` has the weight first on a CPU."""
 
 
 class Int8Weight(NamedTuple):
@@ -34,6 +35,18 @@ class AdaptedWeight(NamedTuple):
     a: Array | None = None  # [rank, *input axes]
     b: Array | None = None  # [*output axes, rank]
     scale: float = 1.0
+
+
+class _Axes(NamedTuple):
+    """The subscripts of an einsum of activations and a weight."""
+
+    x: str
+    weight: str
+    out: str
+
+    @classmethod
+    def of(cls, subscripts: str) -> _Axes:
+        return cls(*re.split(",|->", subscripts))
 
 
 def adapter_axes(axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -53,11 +66,11 @@ def project(subscripts: str, x: Array, weight: Array | AdaptedWeight | Int8Weigh
     if isinstance(weight, Int8Weight):
         # An accelerator converts the values while it multiplies: they are never written in the type of x.
         out = project(subscripts, x, weight.values.astype(x.dtype))
-        x_axes, weight_axes, out_axes = re.split(",|->", subscripts)
-        scale_axes = "".join(axis for axis in weight_axes if axis not in x_axes)
-        return jnp.einsum(f"{out_axes},{scale_axes}->{out_axes}", out, weight.scale).astype(x.dtype)
-    weight, a, b, scale = weight if isinstance(weight, AdaptedWeight) else AdaptedWeight(weight)
-    return cast("Array", _project(subscripts, scale, x, weight, a, b))
+        axes = _Axes.of(subscripts)
+        scale_axes = "".join(axis for axis in axes.weight if axis not in axes.x)
+        return jnp.einsum(f"{axes.out},{scale_axes}->{axes.out}", out, weight.scale).astype(x.dtype)
+    adapted = weight if isinstance(weight, AdaptedWeight) else AdaptedWeight(weight)
+    return cast("Array", _project(subscripts, adapted.scale, x, adapted.weight, adapted.a, adapted.b))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -73,40 +86,55 @@ def _project_forward(
 
 def _project_backward(subscripts: str, scale: float, saved: tuple[Any, ...], dout: Array) -> tuple[Array | None, ...]:
     """With y = x (W + scale B A)^T: dA = scale (dy B)^T x and dB = scale dy^T (x A^T)."""
-    (x, weight, a, b), (x_axes, weight_axes, out_axes) = saved, re.split(",|->", subscripts)
-    dx = einsum(f"{out_axes},{weight_axes}->{x_axes}", dout, weight)
+    x, weight, a, b = saved
+    axes = _Axes.of(subscripts)
+    dx = einsum(f"{axes.out},{axes.weight}->{axes.x}", dout, weight)
     if a is None:
-        (smaller, axes), (larger, other) = sorted([(dout, out_axes), (x, x_axes)], key=lambda operand: operand[0].size)
-        # In another order of the result jnp.einsum would exchange the operands.
-        order = "".join(axis for axis in axes + other if axis in weight_axes)
-        dweight = einsum(f"{axes},{other}->{order}", smaller, larger)
-        return dx, jnp.einsum(f"{order}->{weight_axes}", dweight), None, None
-    a_axes = "R" + "".join(axis for axis in weight_axes if axis in x_axes)
-    b_axes = "".join(axis for axis in weight_axes if axis in out_axes) + "R"
+        return dx, _weight_gradient(axes, x, dout), None, None
+    a_axes = "R" + "".join(axis for axis in axes.weight if axis in axes.x)
+    b_axes = "".join(axis for axis in axes.weight if axis in axes.out) + "R"
 
     def product(subscripts: str, x: Array, y: Array) -> Array:
         operands = x.astype(dout.dtype), y.astype(dout.dtype)
         return jnp.einsum(subscripts, *operands, preferred_element_type=jnp.float32)
 
-    da = product(f"BTR,{x_axes}->{a_axes}", product(f"{out_axes},{b_axes}->BTR", dout, b), x)
-    db = product(f"{out_axes},BTR->{b_axes}", dout, product(f"{x_axes},{a_axes}->BTR", x, a))
+    dout_b_BTR = product(f"{axes.out},{b_axes}->BTR", dout, b)
+    da = product(f"BTR,{axes.x}->{a_axes}", dout_b_BTR, x)
+    x_a_BTR = product(f"{axes.x},{a_axes}->BTR", x, a)
+    db = product(f"{axes.out},BTR->{b_axes}", dout, x_a_BTR)
     return dx, None, scale * da, scale * db
+
+
+def _weight_gradient(axes: _Axes, x: Array, dout: Array) -> Array:
+    """The product of `dout` and `x`, with the smaller one first: see `project`."""
+    if dout.size <= x.size:
+        smaller, smaller_axes, larger, larger_axes = dout, axes.out, x, axes.x
+    else:
+        smaller, smaller_axes, larger, larger_axes = x, axes.x, dout, axes.out
+    # In another order of the result jnp.einsum would exchange the operands.
+    order = "".join(axis for axis in smaller_axes + larger_axes if axis in axes.weight)
+    dweight = einsum(f"{smaller_axes},{larger_axes}->{order}", smaller, larger)
+    return jnp.einsum(f"{order}->{axes.weight}", dweight)
 
 
 _project.defvjp(_project_forward, _project_backward)
 
 
 def product(subscripts: str, x: Array, weight: Array, einsum: Callable[[str, Array, Array], Array]) -> Array:
-    """`einsum` of activations and a weight. Of few tokens in bfloat16 a CPU computes it faster with the weight as the
-    first operand. In float32, too, but the sum is rounded otherwise, and a sampler would draw other tokens.
+    """`einsum` of activations and a weight.
+
+    Of few tokens in bfloat16 a CPU computes it faster with the weight as the first operand. In float32, too, but the
+    sum is rounded otherwise, and a sampler would draw other tokens.
     """
-    x_axes, weight_axes, out_axes = re.split(",|->", subscripts)
-    token_axes = "".join(axis for axis in x_axes if axis not in weight_axes)
-    tokens = math.prod(length for axis, length in zip(x_axes, x.shape, strict=True) if axis in token_axes)
-    if platform() != "cpu" or weight.dtype != jnp.bfloat16 or tokens > FEW_TOKENS:
+    axes = _Axes.of(subscripts)
+    token_axes = "".join(axis for axis in axes.x if axis not in axes.weight)
+    tokens = math.prod(length for axis, length in zip(axes.x, x.shape, strict=True) if axis in token_axes)
+    weight_is_first = platform() == "cpu" and weight.dtype == jnp.bfloat16 and tokens <= FEW_TOKENS
+    if not weight_is_first:
         return einsum(subscripts, x, weight)
-    order = "".join(axis for axis in weight_axes if axis not in x_axes) + token_axes
-    return jnp.einsum(f"{order}->{out_axes}", einsum(f"{weight_axes},{x_axes}->{order}", weight, x))
+    order = "".join(axis for axis in axes.weight if axis not in axes.x) + token_axes
+    transposed = einsum(f"{axes.weight},{axes.x}->{order}", weight, x)
+    return jnp.einsum(f"{order}->{axes.out}", transposed)
 
 
 def einsum(subscripts: str, x: Array, y: Array) -> Array:

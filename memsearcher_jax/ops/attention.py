@@ -15,7 +15,8 @@ from jax import Array
 
 from memsearcher_jax.ops.axes import as_bits, from_bits, name_bits
 
-QUERY_BLOCK, MAX_QUERY_BLOCKS = 128, 8
+QUERY_BLOCK = 128
+MAX_QUERY_BLOCKS = 8
 """Queries are computed in blocks of at least QUERY_BLOCK, and in at most MAX_QUERY_BLOCKS blocks; a row that these do
 not divide is one block. A block skips the keys after its last query: that saves nearly half of the scores of a long
 row, and bounds how many exist at one time."""
@@ -118,23 +119,28 @@ def _map_rows(function: Callable[..., Sequence[Array]], *arrays: Any) -> Sequenc
 
 def _forward_rows(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible) -> tuple[Array, Array]:
     """(out_BNTH, logsumexp_BKQT of each query's scores)."""
-    q_BKQTH, k_BKHT, block = group_heads(q_BNTH, k_BKTH), jnp.swapaxes(k_BKTH, 2, 3), _block_size(q_BNTH.shape[2])
+    q_BKQTH = group_heads(q_BNTH, k_BKTH)
+    k_BKHT = jnp.swapaxes(k_BKTH, 2, 3)
+    block = _block_size(q_BNTH.shape[2])
 
     def attend(number: Array, results: tuple[Array, Array]) -> tuple[Array, Array]:
         q_BKQtH = _read_block(q_BKQTH, number, block)
 
         def add_keys(index: Array, softmax: OnlineSoftmax) -> OnlineSoftmax:
             keys = key_block(index)
-            k_BKHC, v_BKCH = _read_block(k_BKHT, keys, block, axis=3), _read_block(v_BKTH, keys, block)
+            k_BKHC = _read_block(k_BKHT, keys, block, axis=3)
+            v_BKCH = _read_block(v_BKTH, keys, block)
             mask_BtC = _visible_mask(visible, number, keys, block)
             return combine([softmax, partial_attention(q_BKQtH, k_BKHC, v_BKCH, mask_BtC)])
 
         count, key_block = _needed_key_blocks(visible, number, block)
         softmax = jax.lax.fori_loop(0, count, add_keys, empty(q_BKQtH))
         logsumexp_BKQt = softmax.max_BKQT + jnp.log(softmax.sum_BKQT)
-        return _write_block(results[0], normalize(softmax), number), _write_block(results[1], logsumexp_BKQt, number)
+        out_BKQTH, logsumexp_BKQT = results
+        out_BKQTH = _write_block(out_BKQTH, normalize(softmax), number)
+        return out_BKQTH, _write_block(logsumexp_BKQT, logsumexp_BKQt, number)
 
-    zeros = jnp.zeros(q_BKQTH.shape, jnp.float32), jnp.zeros(q_BKQTH.shape[:-1], jnp.float32)
+    zeros = (jnp.zeros(q_BKQTH.shape, jnp.float32), jnp.zeros(q_BKQTH.shape[:-1], jnp.float32))
     out_BKQTH, logsumexp_BKQT = jax.lax.fori_loop(0, q_BNTH.shape[2] // block, attend, zeros)
     return out_BKQTH.reshape(q_BNTH.shape).astype(q_BNTH.dtype), logsumexp_BKQT
 
@@ -149,9 +155,13 @@ def _backward_rows(
     logsumexp_BKQT: Array,
 ) -> tuple[Array, Array, Array]:
     """(dq_BNTH, dk_BKTH, dv_BKTH). With probabilities p: dv = p' dout, dscore = p (dout v' - dout · out)."""
-    block, dtype = _block_size(q_BNTH.shape[2]), q_BNTH.dtype
-    q_BKQTH, out_BKQTH, dout_BKQTH = (group_heads(x, k_BKTH) for x in (q_BNTH, out_BNTH, dout_BNTH))
-    k_BKHT, v_BKHT = jnp.swapaxes(k_BKTH, 2, 3), jnp.swapaxes(v_BKTH, 2, 3)
+    block = _block_size(q_BNTH.shape[2])
+    dtype = q_BNTH.dtype
+    q_BKQTH = group_heads(q_BNTH, k_BKTH)
+    out_BKQTH = group_heads(out_BNTH, k_BKTH)
+    dout_BKQTH = group_heads(dout_BNTH, k_BKTH)
+    k_BKHT = jnp.swapaxes(k_BKTH, 2, 3)
+    v_BKHT = jnp.swapaxes(v_BKTH, 2, 3)
     delta_BKQT = jnp.sum(dout_BKQTH.astype(jnp.float32) * out_BKQTH, axis=-1)
 
     def differentiate(number: Array, gradients: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -161,12 +171,14 @@ def _backward_rows(
         def add_keys(index: Array, gradients: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             dq_BKQtH, dk_BKHT, dv_BKHT = gradients
             keys = key_block(index)
-            k_BKHC, v_BKHC = _read_block(k_BKHT, keys, block, axis=3), _read_block(v_BKHT, keys, block, axis=3)
+            k_BKHC = _read_block(k_BKHT, keys, block, axis=3)
+            v_BKHC = _read_block(v_BKHT, keys, block, axis=3)
             score_BKQtC = _masked_scores(q_BKQtH, k_BKHC, _visible_mask(visible, number, keys, block))
             prob_BKQtC = jnp.exp(score_BKQtC - logsumexp_BKQt[..., None])
             dprob_BKQtC = einsum_f32("BKQtH,BKHC->BKQtC", dout_BKQtH, v_BKHC)
             dscore_BKQtC = prob_BKQtC * (dprob_BKQtC - delta_BKQt[..., None]) * q_BNTH.shape[-1] ** -0.5
-            prob_BKQtC, dscore_BKQtC = prob_BKQtC.astype(dtype), dscore_BKQtC.astype(dtype)
+            prob_BKQtC = prob_BKQtC.astype(dtype)
+            dscore_BKQtC = dscore_BKQtC.astype(dtype)
             dq_BKQtH += einsum_f32("BKQtC,BKCH->BKQtH", dscore_BKQtC, _read_block(k_BKTH, keys, block, axis=2))
             dk_BKHT = _add_block(dk_BKHT, einsum_f32("BKQtH,BKQtC->BKHC", q_BKQtH, dscore_BKQtC), keys)
             dv_BKHT = _add_block(dv_BKHT, einsum_f32("BKQtH,BKQtC->BKHC", dout_BKQtH, prob_BKQtC), keys)
@@ -180,11 +192,13 @@ def _backward_rows(
 
     zeros = tuple(jnp.zeros(x.shape, jnp.float32) for x in (q_BKQTH, k_BKHT, v_BKHT))
     dq_BKQTH, dk_BKHT, dv_BKHT = jax.lax.fori_loop(0, q_BNTH.shape[2] // block, differentiate, zeros)
-    dk_BKTH, dv_BKTH = (jnp.swapaxes(x, 2, 3).astype(dtype) for x in (dk_BKHT, dv_BKHT))
+    dk_BKTH = jnp.swapaxes(dk_BKHT, 2, 3).astype(dtype)
+    dv_BKTH = jnp.swapaxes(dv_BKHT, 2, 3).astype(dtype)
     return dq_BKQTH.reshape(q_BNTH.shape).astype(dtype), dk_BKTH, dv_BKTH
 
 
-_forward, _backward = partial(_map_rows, _forward_rows), partial(_map_rows, _backward_rows)
+_forward = partial(_map_rows, _forward_rows)
+_backward = partial(_map_rows, _backward_rows)
 
 
 def _block_size(T: int) -> int:
@@ -204,7 +218,8 @@ def _needed_key_blocks(visible: Visible, number: Array, block: int) -> tuple[Arr
 def _visible_mask(visible: Visible, number: Array, keys: Array, block: int) -> Array:
     """mask_BtC: which keys of block `keys` each query of block `number` sees."""
     position_t = jnp.arange(block, dtype=jnp.int32)
-    key_C, query_t1 = keys * block + position_t, (number * block + position_t)[:, None]
+    key_C = keys * block + position_t
+    query_t1 = (number * block + position_t)[:, None]
     prefix_B11 = visible.prefix_B[:, None, None]
     own_Bt1 = _read_block(visible.offset_BT, number, block, axis=1)[..., None] + prefix_B11
     return (key_C <= query_t1) & ((key_C >= own_Bt1) | (key_C < prefix_B11))
@@ -230,10 +245,13 @@ def partial_attention(
     Keys have the positions last: then a score is a sum over the rows of a matrix, which a CPU reads in memory order.
     `scale_BK2C`: the scales of keys and of values in int8.
     """
-    key_scale = value_scale = 1.0
+    key_scale = 1.0
+    value_scale = 1.0
     if scale_BK2C is not None:
-        key_scale, value_scale = (scale_BK2C[:, :, None, None, i] for i in range(2))
-        k_BKHC, v_BKCH = k_BKHC.astype(q_BKQTH.dtype), v_BKCH.astype(q_BKQTH.dtype)
+        key_scale = scale_BK2C[:, :, None, None, 0]
+        value_scale = scale_BK2C[:, :, None, None, 1]
+        k_BKHC = k_BKHC.astype(q_BKQTH.dtype)
+        v_BKCH = v_BKCH.astype(q_BKQTH.dtype)
     score_BKQTC = _masked_scores(q_BKQTH, k_BKHC, mask_BTC, key_scale)
     max_BKQT = jnp.max(score_BKQTC, axis=-1)
     weight_BKQTC = jnp.exp(score_BKQTC - max_BKQT[..., None])
@@ -254,11 +272,10 @@ def combine(parts: Sequence[OnlineSoftmax]) -> OnlineSoftmax:
     max_BKQT = jnp.max(jnp.stack([part.max_BKQT for part in parts]), axis=0)
     scales = [jnp.exp(part.max_BKQT - max_BKQT) for part in parts]
     zero = jnp.zeros(())
-    return OnlineSoftmax(
-        max_BKQT,
-        sum((scale * part.sum_BKQT for scale, part in zip(scales, parts, strict=True)), zero),
-        sum((scale[..., None] * part.acc_BKQTH for scale, part in zip(scales, parts, strict=True)), zero),
-    )
+    scaled = list(zip(scales, parts, strict=True))
+    sum_BKQT = sum((scale * part.sum_BKQT for scale, part in scaled), zero)
+    acc_BKQTH = sum((scale[..., None] * part.acc_BKQTH for scale, part in scaled), zero)
+    return OnlineSoftmax(max_BKQT, sum_BKQT, acc_BKQTH)
 
 
 def normalize(softmax: OnlineSoftmax) -> Array:

@@ -44,8 +44,11 @@ AXIS_RULES: dict[str, tuple[str, ...]] = {
 
 def partition_spec(axes: Axes, mesh_axes: Collection[str] = MESH_AXES) -> PartitionSpec:
     """The spec of an array with these logical axes, over these mesh axes only."""
-    entries = [tuple(name for name in AXIS_RULES[axis] if name in mesh_axes) if axis else () for axis in axes]
-    return PartitionSpec(*(entry or None for entry in entries))
+    entries = list[tuple[str, ...] | None]()
+    for axis in axes:
+        names = tuple(name for name in AXIS_RULES[axis] if name in mesh_axes) if axis else ()
+        entries.append(names or None)
+    return PartitionSpec(*entries)
 
 
 def platform() -> str:
@@ -60,7 +63,8 @@ def as_bits(x: Array) -> Array:
     XLA's CPU compiler moves bfloat16 as float32: to read one layer's weights or one page of a cache, it would convert
     all of them.
     """
-    return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 and platform() == "cpu" else x
+    is_moved_as_float32 = x.dtype == jnp.bfloat16 and platform() == "cpu"
+    return jax.lax.bitcast_convert_type(x, jnp.uint16) if is_moved_as_float32 else x
 
 
 def from_bits(x: Array) -> Array:
@@ -120,7 +124,8 @@ def shard_map_per_device(function: Callable, in_axes: tuple, out_axes: Any, out_
     by default the result has the shape of the first argument. Without a mesh, `function` itself.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or not (names := _auto_axes(mesh)):
+    names = set() if mesh.empty else _auto_axes(mesh)
+    if not names:
         return function
 
     def dividing_specs(tree: Any, shapes: Any) -> Any:
@@ -161,10 +166,11 @@ def shard_map_by_rows(function: Callable, in_axes: Any, out_axes: Any) -> Callab
 
 def local_shape(shape: tuple[int, ...], axes: Axes) -> tuple[int, ...]:
     """The shape of a weight here: that of a group's shard inside `shard_map_by_rows`, else the global shape."""
-    sizes, shards = _manual_axes(), [1] * len(shape)
+    mesh_sizes = _manual_axes()
+    local = list(shape)
     for name, dimension in _sharded_dimensions(axes).items():
-        shards[dimension] *= sizes[name]
-    return tuple(size // count for size, count in zip(shape, shards, strict=True))
+        local[dimension] //= mesh_sizes[name]
+    return tuple(local)
 
 
 def all_gather_param(weight: Array, axes: Axes) -> Array:
@@ -179,7 +185,8 @@ def all_gather_param(weight: Array, axes: Axes) -> Array:
 
 def reshard(x: Array, have: Axes, want: Axes) -> Array:
     """The same array, sharded as `want` and no longer as `have`."""
-    held, wanted = _sharded_dimensions(have), _sharded_dimensions(want)
+    held = _sharded_dimensions(have)
+    wanted = _sharded_dimensions(want)
     for name, dimension in held.items():
         if name not in wanted:
             x = jax.lax.all_gather(x, name, axis=dimension, tiled=True)
@@ -237,8 +244,9 @@ def _reduce_scatter_groups(devices: int) -> list[list[list[int]] | None]:
     root = math.isqrt(devices)
     if devices < 16 or root * root != devices:
         return [None]
-    far = [[near + root * step for step in range(root)] for near in range(root)]
-    return [far, [list(range(first, first + root)) for first in range(0, devices, root)]]
+    far = [list(range(first, devices, root)) for first in range(root)]
+    near = [list(range(first, first + root)) for first in range(0, devices, root)]
+    return [far, near]
 
 
 def _auto_axes(mesh: AbstractMesh) -> set[str]:
@@ -255,9 +263,14 @@ def _manual_axes() -> dict[str, int]:
 def _sharded_dimensions(axes: Axes) -> dict[str, int]:
     """Manual mesh axis -> the dimension of an array with these axes that it shards."""
     names = _manual_axes()
-    return {
-        name: dimension for dimension, axis in enumerate(axes) if axis for name in AXIS_RULES[axis] if name in names
-    }
+    dimensions = {}
+    for dimension, axis in enumerate(axes):
+        if axis is None:
+            continue
+        for name in AXIS_RULES[axis]:
+            if name in names:
+                dimensions[name] = dimension
+    return dimensions
 
 
 def _is_axes(tree: Any) -> bool:
@@ -267,6 +280,9 @@ def _is_axes(tree: Any) -> bool:
 def _dividing_spec(axes: Axes, shape: tuple[int, ...], mesh: AbstractMesh) -> PartitionSpec:
     """`partition_spec` over the compiler's mesh axes; dimensions that they do not divide are replicated."""
     names = _auto_axes(mesh)
-    shards = [math.prod(mesh.shape[name] for name in AXIS_RULES[axis] if name in names) if axis else 1 for axis in axes]
-    dividing = [None if size % count else axis for axis, size, count in zip(axes, shape, shards, strict=True)]
+    dividing = list[str | None]()
+    for axis, size in zip(axes, shape, strict=True):
+        mesh_axes = AXIS_RULES[axis] if axis else ()
+        shards = math.prod(mesh.shape[name] for name in mesh_axes if name in names)
+        dividing.append(axis if size % shards == 0 else None)
     return partition_spec(dividing, names)

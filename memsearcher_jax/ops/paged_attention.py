@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -40,15 +41,26 @@ LANES = 128
 HBM = pl.BlockSpec(memory_space=pltpu.HBM)
 
 
-class NewTokens(NamedTuple):
-    """What no page holds yet, for a group of R chunks."""
+class CachedEntries(NamedTuple):
+    """The entries of the pools that A chunks read: in one layer, the first `length_A` of each chunk's context."""
 
-    cos_R1h: Any
-    sin_R1h: Any
-    k_RK1H: Any  # the chunk's own token
-    v_RK1H: Any
-    k_RKJH: Any  # the decode buffer
-    v_RKJH: Any
+    layer: Array
+    page_table_AI: Array
+    length_A: Array
+
+
+class NewTokens(NamedTuple):
+    """What no page holds yet: the token of each chunk, its rotation, and the decode buffer.
+
+    In the kernel the arrays are those of a group, with its R chunks in place of A, and without L.
+    """
+
+    cos_A1h: Any
+    sin_A1h: Any
+    k_AK1H: Any
+    v_AK1H: Any
+    k_LAKJH: Any
+    v_LAKJH: Any
 
 
 def paged_attention(
@@ -59,45 +71,64 @@ def paged_attention(
     Values must be finite everywhere. The softmax of a chunk with length 0 has the maximum NEG_INF, so that
     `attention.combine` ignores it.
     """
-    where = (layer, page_table_AI, length_A, jnp.int32(0))
-    max_AKM1, sum_AKM1, acc_AKMH = _attention(q_AKQWH, pools, where, None)
+    entries = CachedEntries(layer, page_table_AI, length_A)
+    max_AKX1, sum_AKX1, acc_AKXH = _attention(q_AKQWH, pools, entries, jnp.int32(0), None)
     shape = q_AKQWH.shape
-    return OnlineSoftmax(max_AKM1.reshape(shape[:4]), sum_AKM1.reshape(shape[:4]), acc_AKMH.reshape(shape))
+    return OnlineSoftmax(max_AKX1.reshape(shape[:4]), sum_AKX1.reshape(shape[:4]), acc_AKXH.reshape(shape))
 
 
 def decode_attention(
-    rotation: tuple[Array, Array],
-    q_AKQ1H: Array,
-    new: Sequence[Array],
-    pools: Sequence[Array],
-    layer: Array,
-    used: Array,
-    page_table_AI: Array,
-    length_A: Array,
+    q_AKQ1H: Array, new: NewTokens, used: Array, pools: Sequence[Array], entries: CachedEntries
 ) -> tuple[Array, Array, Array]:
     """(out_AKQ1H, k_AK1H, v_AK1H): as `paged_attention`, also over the decode buffer and the chunk's own token.
 
-    `new`: k_AK1H and v_AK1H of the own token, k_LAKJH and v_LAKJH of the decode buffer. Of the decode buffer the first
-    `used` entries are read. Queries and keys are rotated by (cos_A1h, sin_A1h) first, and values masked; the keys and
-    values returned are those of the own token, as `kv_cache.mask_nonfinite_values`, `rope.apply_rope` and, in
+    Of the decode buffer the first `used` entries are read. Queries and keys are rotated first, and values masked; the
+    keys and values returned are those of the own token, as `kv_cache.mask_nonfinite_values`, `rope.apply_rope` and, in
     int8, `quantization.rounded` make them.
     """
-    where = (layer, page_table_AI, length_A, used)
-    out_AKMH, k_AK1H, v_AK1H = _attention(q_AKQ1H, pools, where, NewTokens(*rotation, *new))
-    return out_AKMH.reshape(q_AKQ1H.shape), k_AK1H, v_AK1H
+    out_AKXH, k_AK1H, v_AK1H = _attention(q_AKQ1H, pools, entries, used, new)
+    return out_AKXH.reshape(q_AKQ1H.shape), k_AK1H, v_AK1H
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """The sizes of a call that the shapes of the kernel's arguments do not show."""
+
+    context_pages: int  # columns of the page table
+    group_chunks: int  # R
+    block_pages: int  # pages of each context that are copied together
+
+
+class _Scratch(NamedTuple):
+    """Memory that the kernel keeps from one group to the next."""
+
+    pages: Sequence[Any]  # for each pool, two buffers with a block of pages of each of R chunks
+    max_RKX1: Any
+    sum_RKX1: Any
+    acc_RKXH: Any
+    rotated_RKXH: Any  # queries with rotary positions
+    buffer_1: Any  # the buffer that is read next, 0 or 1
+    copied_2: Any  # for each buffer, a semaphore that counts what was copied to it
 
 
 def _attention(
-    q_AKQWH: Array, pools: Sequence[Array], where: tuple[Array, Array, Array, Array], new: NewTokens | None
+    q_AKQWH: Array,
+    pools: Sequence[Array],
+    entries: CachedEntries,
+    used: Array,
+    new: NewTokens | None,
 ) -> list[Array]:
-    layer, page_table_AI, length_A, used = where
+    """The softmax of each chunk's X = Q * W queries; with `new` what `decode_attention` returns."""
     A, K, Q, W, H = q_AKQWH.shape
-    context_pages, E, M = page_table_AI.shape[1], pools[0].shape[4], Q * W
+    X = Q * W
+    page_table_AI = entries.page_table_AI
     pools = [pools[0], _as_stored(pools[1], H), *pools[2:]]
-    limit = max(1, min(GROUP_HEADS // K, GROUP_QUERIES // M))
-    R = next(rows for rows in range(limit, 0, -1) if A % rows == 0)
-    block_pages = max(1, min(BLOCK_ENTRIES // E, context_pages))
-    scalars = (jnp.stack([layer, used]), page_table_AI.reshape(-1), length_A)
+    scalars = (jnp.stack([entries.layer, used]), page_table_AI.reshape(-1), entries.length_A)
+    page_tokens = pools[0].shape[4]
+    context_pages = page_table_AI.shape[1]
+    max_chunks = max(1, min(GROUP_HEADS // K, GROUP_QUERIES // X))
+    R = max(chunks for chunks in range(1, max_chunks + 1) if A % chunks == 0)
+    sizes = _Sizes(context_pages, R, block_pages=max(1, min(BLOCK_ENTRIES // page_tokens, context_pages)))
 
     def rows(*shape: int) -> pl.BlockSpec:
         return pl.BlockSpec((R, *shape), lambda group, *_: (group, *[0] * len(shape)))
@@ -106,177 +137,264 @@ def _attention(
         return pl.BlockSpec((None, R, *shape), lambda group, at, *_: (at[0], group, *[0] * len(shape)))
 
     if new is None:
-        new_specs, results, dtype = None, [(M, 1), (M, 1), (M, H)], jnp.float32
+        new_specs = None
+        result_shapes = [(X, 1), (X, 1), (X, H)]
+        dtype = jnp.float32
     else:
-        own, buffer = rows(K, 1, H), rows_of_layer(K, new.k_RKJH.shape[3], H)
-        new_specs = NewTokens(rows(1, H // 2), rows(1, H // 2), own, own, buffer, buffer)
-        results, dtype = [(M, H), (1, H), (1, H)], q_AKQWH.dtype
-    (out,) = pl.pallas_call(
-        partial(_attention_kernel, context_pages=context_pages, block_pages=block_pages),
-        out_shape=([jax.ShapeDtypeStruct((A, K, *shape), dtype) for shape in results],),
+        angles = rows(1, H // 2)
+        own = rows(K, 1, H)
+        buffer = rows_of_layer(K, new.k_LAKJH.shape[3], H)
+        new_specs = NewTokens(angles, angles, own, own, buffer, buffer)
+        result_shapes = [(X, H), (1, H), (1, H)]
+        dtype = q_AKQWH.dtype
+    scratch = _Scratch(
+        pages=[pltpu.VMEM((2, R, sizes.block_pages, *pool.shape[2:]), pool.dtype) for pool in pools],
+        max_RKX1=pltpu.VMEM((R, K, X, 1), jnp.float32),
+        sum_RKX1=pltpu.VMEM((R, K, X, 1), jnp.float32),
+        acc_RKXH=pltpu.VMEM((R, K, X, H), jnp.float32),
+        rotated_RKXH=pltpu.VMEM((R, K, X, H), q_AKQWH.dtype),
+        buffer_1=pltpu.SMEM((1,), jnp.int32),
+        copied_2=pltpu.SemaphoreType.DMA((2,)),
+    )
+    (results,) = pl.pallas_call(
+        partial(_attention_kernel, sizes=sizes),
+        out_shape=([jax.ShapeDtypeStruct((A, K, *shape), dtype) for shape in result_shapes],),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=(A // R,),
-            in_specs=[rows(K, M, H), [HBM for _ in pools], new_specs],
-            out_specs=([rows(K, *shape) for shape in results],),
-            scratch_shapes=[
-                [pltpu.VMEM((2, R, block_pages, *pool.shape[2:]), pool.dtype) for pool in pools],
-                *[pltpu.VMEM((R, K, M, size), jnp.float32) for size in (1, 1, H)],
-                pltpu.VMEM((R, K, M, H), q_AKQWH.dtype),
-                pltpu.SMEM((1,), jnp.int32),
-                pltpu.SemaphoreType.DMA((2,)),
-            ],
+            in_specs=[rows(K, X, H), [HBM for _ in pools], new_specs],
+            out_specs=([rows(K, *shape) for shape in result_shapes],),
+            scratch_shapes=[scratch],
         ),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_BYTES),
         name="paged_attention" if new is None else "decode_attention",
-    )(*scalars, q_AKQWH.reshape(A, K, M, H), pools, new)
-    return out
+    )(*scalars, q_AKQWH.reshape(A, K, X, H), pools, new)
+    return results
 
 
 def _attention_kernel(
-    at_2: Any,  # the layer, and the entries of the decode buffer
+    layer_and_used_2: Any,  # the layer, and the used entries of the decode buffer
     page_table: Any,  # the rows of page_table_AI, one after the other
     length_A: Any,
-    q_RKMH: Any,
+    q_RKXH: Any,
     pools: Sequence[Any],  # values [E, H] or [H, E], see `_as_stored`
     new: NewTokens | None,
     results: Sequence[Any],
-    buffers: Sequence[Any],  # for each pool, of two blocks of pages: one is copied while the other is read
-    max_RKM1: Any,
-    sum_RKM1: Any,
-    acc_RKMH: Any,
-    rotated_RKMH: Any,
-    buffer_1: Any,
-    copied_2: Any,
+    scratch: _Scratch,
     *,
-    context_pages: int,
-    block_pages: int,
+    sizes: _Sizes,
 ):
-    R, _, _, H = q_RKMH.shape
-    E, is_int8 = pools[0].shape[4], len(pools) == 3
-    group, groups = pl.program_id(0), pl.num_programs(0)
+    """Attention of one group of chunks.
 
-    def blocks_of(group: Any) -> Any:
+    The pages of a group come in blocks. While one block is computed, the next one is copied to the other buffer; it may
+    be that of a later group, and groups without pages are passed over. Blocks b0 and b1 of group g0, none of g1, and b0
+    of g2:
+
+        time ->              |       |    grid step 0    | 1 | step 2 |
+        copied to buffer 0   | g0 b0 |         |  g2 b0  |   |        |
+        copied to buffer 1   |       |  g0 b1  |         |   |        |
+        computed             |       |  g0 b0  |  g0 b1  |   | g2 b0  |
+        read from buffer     |       |    0    |    1    |   |   0    |
+    """
+    R = sizes.group_chunks
+    head_size = q_RKXH.shape[3]
+    is_int8 = len(pools) == 3
+    group = pl.program_id(0)
+    groups = pl.num_programs(0)
+    copies = _PageCopies(layer_and_used_2, page_table, length_A, groups, pools, scratch, sizes)
+    softmax = _RunningSoftmax(scratch.max_RKX1, scratch.sum_RKX1, scratch.acc_RKXH)
+
+    @pl.when(group == 0)
+    def _():
+        scratch.buffer_1[0] = 0
+        # Entries that were never copied are masked, but multiplied by 0: their values, or the scales of these.
+        scratch.pages[-1][...] = jnp.zeros_like(scratch.pages[-1])
+        first = copies.first_group_with_pages(0)
+        pl.when(first < groups)(lambda: copies.start(first, 0, 0))
+
+    softmax.clear()
+    if new is not None:
+        _attend_to_new_tokens(q_RKXH, new, layer_and_used_2, results, scratch.rotated_RKXH, softmax, is_int8=is_int8)
+        q_RKXH = scratch.rotated_RKXH
+
+    blocks = copies.blocks_of(group)
+    following = copies.first_group_with_pages(group + 1)
+    block_entries = sizes.block_pages * copies.page_tokens
+
+    def attend_to_block(block: Any, _: None) -> None:
+        buffer = scratch.buffer_1[0]
+        is_last = block == blocks - 1
+        next_group = jnp.where(is_last, following, group)
+        pl.when(next_group < groups)(lambda: copies.start(next_group, jnp.where(is_last, 0, block + 1), 1 - buffer))
+        copies.wait(group, block, buffer)
+        first_entry = block * sizes.block_pages * copies.page_tokens
+        entry_1C = first_entry + jax.lax.broadcasted_iota(jnp.int32, (1, block_entries), 1)
+        for r in range(R):
+            pages = [[copied[buffer, r, i] for i in range(sizes.block_pages)] for copied in scratch.pages]
+            keys, values = pages[:2]
+            if is_int8:
+                keys = [k_KHE.astype(q_RKXH.dtype) for k_KHE in keys]
+                values = [v_K.astype(q_RKXH.dtype) for v_K in values]
+            scores_KXE = [einsum_f32("KXH,KHE->KXE", q_RKXH[r], k_KHE) for k_KHE in keys]
+            value_scales = []
+            if is_int8:
+                scales_K2E = pages[2]
+                scores_KXE = [
+                    score_KXE * scale_K2E[:, :1] for score_KXE, scale_K2E in zip(scores_KXE, scales_K2E, strict=True)
+                ]
+                value_scales = [scale_K2E[:, 1:] for scale_K2E in scales_K2E]
+            is_cached_1C = entry_1C < length_A[group * R + r]
+            score_KXC = jnp.concatenate(scores_KXE, axis=-1)
+            value_axes = "KCH" if head_size >= LANES else "KHC"
+            softmax.add(r, score_KXC, is_cached_1C, values, value_axes, value_scales)
+        scratch.buffer_1[0] = 1 - buffer
+
+    jax.lax.fori_loop(0, blocks, attend_to_block, None)
+    if new is not None:
+        out_RKXH = results[0]
+        out_RKXH[...] = (scratch.acc_RKXH[...] / scratch.sum_RKX1[...]).astype(out_RKXH.dtype)
+    else:
+        for result, value in zip(results, (scratch.max_RKX1, scratch.sum_RKX1, scratch.acc_RKXH), strict=True):
+            result[...] = value[...]
+
+
+@dataclass(frozen=True)
+class _PageCopies:
+    """Copies of blocks of pages from the pools to the buffers of the scratch memory."""
+
+    layer_and_used_2: Any
+    page_table: Any
+    length_A: Any
+    groups: Any
+    pools: Sequence[Any]
+    scratch: _Scratch
+    sizes: _Sizes
+
+    @property
+    def page_tokens(self) -> int:
+        return self.pools[0].shape[4]
+
+    def blocks_of(self, group: Any) -> Any:
         """Blocks of pages of the group's longest chunk."""
-        longest = functools.reduce(jnp.maximum, [length_A[group * R + r] for r in range(R)])
-        return pl.cdiv(longest, block_pages * E)
+        R = self.sizes.group_chunks
+        longest = functools.reduce(jnp.maximum, [self.length_A[group * R + r] for r in range(R)])
+        return pl.cdiv(longest, self.sizes.block_pages * self.page_tokens)
 
-    def first_with_pages(group: Any) -> Any:
+    def first_group_with_pages(self, group: Any) -> Any:
         """The first group from `group` on that reads pages, or `groups`."""
 
         def is_empty(group: Any) -> Any:
-            return (group < groups) & (blocks_of(jnp.minimum(group, groups - 1)) == 0)
+            return (group < self.groups) & (self.blocks_of(jnp.minimum(group, self.groups - 1)) == 0)
 
         return jax.lax.while_loop(is_empty, lambda group: group + 1, group)
 
-    def copies(group: Any, block: Any, buffer: Any, act: Callable[[Any], None]) -> None:
-        def of_page(r: Any, page: int) -> None:
-            chunk, number = group * R + r, block * block_pages + page
+    def start(self, group: Any, block: Any, buffer: Any) -> None:
+        self._for_each(group, block, buffer, lambda copy: copy.start())
 
-            @pl.when(number * E < length_A[chunk])
+    def wait(self, group: Any, block: Any, buffer: Any) -> None:
+        self._for_each(group, block, buffer, lambda copy: copy.wait())
+
+    def _for_each(self, group: Any, block: Any, buffer: Any, act: Callable[[Any], None]) -> None:
+        """`act` on the copy of every page of the block that a chunk of the group reads."""
+        R = self.sizes.group_chunks
+        buffers = self.scratch.pages
+        semaphores = self.scratch.copied_2
+
+        def of_page(r: Any, page: int) -> None:
+            chunk = group * R + r
+            number = block * self.sizes.block_pages + page
+
+            @pl.when(number * self.page_tokens < self.length_A[chunk])
             def _():
-                source = at_2[0], page_table[chunk * context_pages + number]
-                for pool, copied in zip(pools, buffers, strict=True):
-                    act(pltpu.make_async_copy(pool.at[source], copied.at[buffer, r, page], copied_2.at[buffer]))
+                source = self.layer_and_used_2[0], self.page_table[chunk * self.sizes.context_pages + number]
+                for pool, copied in zip(self.pools, buffers, strict=True):
+                    act(pltpu.make_async_copy(pool.at[source], copied.at[buffer, r, page], semaphores.at[buffer]))
 
         def of_chunk(r: Any, _: None) -> None:
-            for page in range(block_pages):
+            for page in range(self.sizes.block_pages):
                 of_page(r, page)
 
         jax.lax.fori_loop(0, R, of_chunk, None)
 
-    def start(group: Any, block: Any, buffer: Any) -> None:
-        copies(group, block, buffer, lambda copy: copy.start())
 
-    def attend(
+@dataclass(frozen=True)
+class _RunningSoftmax:
+    """The softmax of each chunk of a group over the keys added so far."""
+
+    max_RKX1: Any
+    sum_RKX1: Any
+    acc_RKXH: Any
+
+    def clear(self) -> None:
+        self.max_RKX1[...] = jnp.full_like(self.max_RKX1, NEG_INF)
+        self.sum_RKX1[...] = jnp.zeros_like(self.sum_RKX1)
+        self.acc_RKXH[...] = jnp.zeros_like(self.acc_RKXH)
+
+    def add(
+        self,
         r: int,
-        score_KMC: Array,
+        score_KXC: Array,
         mask_C: Array,
         values: Sequence[Array],
-        v_axes: str = "KCH",
+        value_axes: str = "KCH",
         value_scales: Sequence[Array] = (),
     ) -> None:
-        """Adds keys, whose values are in blocks of equal size, to the softmax."""
-        score_KMC = jnp.where(mask_C, score_KMC * H**-0.5, NEG_INF)
-        old_KM1 = max_RKM1[r]
-        max_KM1 = jnp.maximum(old_KM1, jnp.max(score_KMC, axis=-1, keepdims=True))
-        weight_KMC, scale_KM1 = jnp.exp(score_KMC - max_KM1), jnp.exp(old_KM1 - max_KM1)
-        acc_KMH, size = scale_KM1 * acc_RKMH[r], score_KMC.shape[2] // len(values)
+        """Adds C keys, whose values are in blocks of equal size, to the softmax of chunk r."""
+        score_KXC = jnp.where(mask_C, score_KXC * self.acc_RKXH.shape[3] ** -0.5, NEG_INF)
+        old_KX1 = self.max_RKX1[r]
+        max_KX1 = jnp.maximum(old_KX1, jnp.max(score_KXC, axis=-1, keepdims=True))
+        weight_KXC = jnp.exp(score_KXC - max_KX1)
+        scale_KX1 = jnp.exp(old_KX1 - max_KX1)
+        acc_KXH = scale_KX1 * self.acc_RKXH[r]
+        size = score_KXC.shape[2] // len(values)
         for i, value in enumerate(values):
-            part_KMC = weight_KMC[..., i * size : (i + 1) * size]
+            part_KXC = weight_KXC[..., i * size : (i + 1) * size]
             if value_scales:
-                part_KMC = part_KMC * value_scales[i]
-            acc_KMH += einsum_f32(f"KMC,{v_axes}->KMH", part_KMC.astype(value.dtype), value)
-        max_RKM1[r] = max_KM1
-        sum_RKM1[r] = scale_KM1 * sum_RKM1[r] + jnp.sum(weight_KMC, axis=-1, keepdims=True)
-        acc_RKMH[r] = acc_KMH
-
-    @pl.when(group == 0)
-    def _():
-        buffer_1[0] = 0
-        # Entries that were never copied are masked, but multiplied by 0: their values, or the scales of these.
-        buffers[-1][...] = jnp.zeros_like(buffers[-1])
-        first = first_with_pages(0)
-        pl.when(first < groups)(lambda: start(first, 0, 0))
-
-    max_RKM1[...] = jnp.full_like(max_RKM1, NEG_INF)
-    sum_RKM1[...] = jnp.zeros_like(sum_RKM1)
-    acc_RKMH[...] = jnp.zeros_like(acc_RKMH)
-    if new is not None:
-        out_RKMH, k_RK1H, v_RK1H = results
-        J = new.k_RKJH.shape[2]
-        is_used_1J = jax.lax.broadcasted_iota(jnp.int32, (1, J), 1) < at_2[1]
-        for r in range(R):
-            cos_1H = jnp.concatenate([new.cos_R1h[r]] * 2, axis=-1)
-            sin_1H = jnp.concatenate([-new.sin_R1h[r], new.sin_R1h[r]], axis=-1)
-            value_K1H = new.v_RK1H[r]
-            is_finite_K1H = jnp.abs(value_K1H.astype(jnp.float32)) < jnp.inf
-            is_finite_K11 = jnp.min(is_finite_K1H.astype(jnp.float32), axis=-1, keepdims=True) > 0
-            key_K1H = jnp.where(is_finite_K11, _rotate(new.k_RK1H[r], cos_1H, sin_1H), jnp.nan).astype(k_RK1H.dtype)
-            value_K1H = jnp.where(is_finite_K11, value_K1H.astype(jnp.float32), 0.0).astype(value_K1H.dtype)
-            if is_int8:
-                key_K1H, value_K1H = rounded(key_K1H), rounded(value_K1H)
-            k_RK1H[r], v_RK1H[r] = key_K1H, value_K1H
-            rotated_RKMH[r] = _rotate(q_RKMH[r], cos_1H, sin_1H).astype(rotated_RKMH.dtype)
-            attend(r, einsum_f32("KMH,KWH->KMW", rotated_RKMH[r], key_K1H), jnp.full((1, 1), True), [value_K1H])
-            score_KMJ = einsum_f32("KMH,KJH->KMJ", rotated_RKMH[r], new.k_RKJH[r])
-            attend(r, score_KMJ, is_used_1J, [new.v_RKJH[r]])
-        q_RKMH = rotated_RKMH
-
-    blocks, following = blocks_of(group), first_with_pages(group + 1)
-
-    def attend_to_block(block: Any, _: None) -> None:
-        buffer = buffer_1[0]
-        is_last = block == blocks - 1
-        next_group = jnp.where(is_last, following, group)
-        pl.when(next_group < groups)(lambda: start(next_group, jnp.where(is_last, 0, block + 1), 1 - buffer))
-        copies(group, block, buffer, lambda copy: copy.wait())
-        entry_1C = block * block_pages * E + jax.lax.broadcasted_iota(jnp.int32, (1, block_pages * E), 1)
-        for r in range(R):
-            keys, values, *scales = ([copied[buffer, r, i] for i in range(block_pages)] for copied in buffers)
-            if is_int8:
-                keys, values = ([x.astype(q_RKMH.dtype) for x in pages] for pages in (keys, values))
-            scores_KME = [einsum_f32("KMH,KHE->KME", q_RKMH[r], k_KHE) for k_KHE in keys]
-            value_scales = []
-            for scales_K2E in scales:
-                scores_KME = [x_KME * scale_K2E[:, :1] for x_KME, scale_K2E in zip(scores_KME, scales_K2E, strict=True)]
-                value_scales = [scale_K2E[:, 1:] for scale_K2E in scales_K2E]
-            is_cached_1C, v_axes = entry_1C < length_A[group * R + r], "KCH" if H >= LANES else "KHC"
-            attend(r, jnp.concatenate(scores_KME, axis=-1), is_cached_1C, values, v_axes, value_scales)
-        buffer_1[0] = 1 - buffer
-
-    jax.lax.fori_loop(0, blocks, attend_to_block, None)
-    if new is not None:
-        out_RKMH[...] = (acc_RKMH[...] / sum_RKM1[...]).astype(out_RKMH.dtype)
-    else:
-        for result, x in zip(results, (max_RKM1, sum_RKM1, acc_RKMH), strict=True):
-            result[...] = x[...]
+                part_KXC = part_KXC * value_scales[i]
+            acc_KXH += einsum_f32(f"KXC,{value_axes}->KXH", part_KXC.astype(value.dtype), value)
+        self.max_RKX1[r] = max_KX1
+        self.sum_RKX1[r] = scale_KX1 * self.sum_RKX1[r] + jnp.sum(weight_KXC, axis=-1, keepdims=True)
+        self.acc_RKXH[r] = acc_KXH
 
 
-def _rotate(x_KMH: Array, cos_MH: Array, sin_MH: Array) -> Array:
-    low_KMh, high_KMh = jnp.split(x_KMH.astype(jnp.float32), 2, axis=-1)
-    swapped_KMH = jnp.concatenate([high_KMh, low_KMh], axis=-1)
-    return x_KMH.astype(jnp.float32) * cos_MH + swapped_KMH * sin_MH
+def _attend_to_new_tokens(
+    q_RKXH: Any,
+    new: NewTokens,
+    layer_and_used_2: Any,
+    results: Sequence[Any],
+    rotated_RKXH: Any,
+    softmax: _RunningSoftmax,
+    *,
+    is_int8: bool,
+) -> None:
+    """Rotates queries and the own token, writes the token's key and value to the results, and attends to `new`."""
+    _, k_RK1H, v_RK1H = results
+    J = new.k_LAKJH.shape[2]
+    is_used_1J = jax.lax.broadcasted_iota(jnp.int32, (1, J), 1) < layer_and_used_2[1]
+    for r in range(q_RKXH.shape[0]):
+        cos_1H = jnp.concatenate([new.cos_A1h[r]] * 2, axis=-1)
+        sin_1H = jnp.concatenate([-new.sin_A1h[r], new.sin_A1h[r]], axis=-1)
+        value_K1H = new.v_AK1H[r]
+        is_finite_K1H = jnp.abs(value_K1H.astype(jnp.float32)) < jnp.inf
+        is_finite_K11 = jnp.min(is_finite_K1H.astype(jnp.float32), axis=-1, keepdims=True) > 0
+        key_K1H = jnp.where(is_finite_K11, _rotate(new.k_AK1H[r], cos_1H, sin_1H), jnp.nan).astype(k_RK1H.dtype)
+        value_K1H = jnp.where(is_finite_K11, value_K1H.astype(jnp.float32), 0.0).astype(value_K1H.dtype)
+        if is_int8:
+            key_K1H = rounded(key_K1H)
+            value_K1H = rounded(value_K1H)
+        k_RK1H[r] = key_K1H
+        v_RK1H[r] = value_K1H
+        rotated_RKXH[r] = _rotate(q_RKXH[r], cos_1H, sin_1H).astype(rotated_RKXH.dtype)
+        own_score_KX1 = einsum_f32("KXH,KWH->KXW", rotated_RKXH[r], key_K1H)
+        softmax.add(r, own_score_KX1, jnp.full((1, 1), True), [value_K1H])
+        score_KXJ = einsum_f32("KXH,KJH->KXJ", rotated_RKXH[r], new.k_LAKJH[r])
+        softmax.add(r, score_KXJ, is_used_1J, [new.v_LAKJH[r]])
+
+
+def _rotate(x_KXH: Array, cos_XH: Array, sin_XH: Array) -> Array:
+    low_KXh, high_KXh = jnp.split(x_KXH.astype(jnp.float32), 2, axis=-1)
+    swapped_KXH = jnp.concatenate([high_KXh, low_KXh], axis=-1)
+    return x_KXH.astype(jnp.float32) * cos_XH + swapped_KXH * sin_XH
 
 
 def append_to_pages(
@@ -292,22 +410,25 @@ def append_to_pages(
     # With 2 as the last dimension the compiler would pad each pair of scales to a whole row of lanes.
     new = (*new[:2], *(jnp.swapaxes(x_LAKW2, 3, 4) for x_LAKW2 in new[2:]))
     stored = [pools[0], _as_stored(pools[1], H), *pools[2:]]
-    chunks = [pl.BlockSpec((x.shape[0], None, *x.shape[2:]), lambda chunk, *_: (0, chunk, 0, 0, 0)) for x in new]
     scalars = (page_table_AI.reshape(-1), start_A, added_A)
+    chunk_specs = [pl.BlockSpec((x.shape[0], None, *x.shape[2:]), lambda chunk, *_: (0, chunk, 0, 0, 0)) for x in new]
+    # The pools are results, too: each result aliases its argument.
+    pool_specs = [HBM for _ in stored]
+    first_pool = len(scalars) + len(new)
     k_LPKHE, v_LPK, *scales = pl.pallas_call(
         partial(_append_kernel, context_pages=page_table_AI.shape[1]),
         out_shape=[[jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in stored]],
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=(A,),
-            in_specs=[chunks, [HBM for _ in stored]],
-            out_specs=[[HBM for _ in stored]],
+            in_specs=[chunk_specs, pool_specs],
+            out_specs=[pool_specs],
             scratch_shapes=[
                 [pltpu.VMEM((pool.shape[0], *pool.shape[2:]), pool.dtype) for pool in stored],
                 pltpu.SemaphoreType.DMA((len(stored),)),
             ],
         ),
-        input_output_aliases={len(scalars) + len(new) + i: i for i in range(len(stored))},
+        input_output_aliases={first_pool + i: i for i in range(len(stored))},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_BYTES),
         name="append_to_pages",
     )(*scalars, list(new), stored)[0]
@@ -321,67 +442,96 @@ def _append_kernel(
     new: Sequence[Any],
     _: Sequence[Any],
     pools: Sequence[Any],  # values [E, H] or [H, E], see `_as_stored`
-    pages: Sequence[Any],
+    pages: Sequence[Any],  # for each pool, one page of all layers
     copied: Any,
     *,
     context_pages: int,
 ):
-    (L, _, W, H), E = new[0].shape, pages[0].shape[3]
+    """Appends one chunk: each page that it reaches is copied from HBM, changed, and copied back."""
+    W = new[0].shape[2]
+    L = new[0].shape[0]
+    E = pages[0].shape[3]
+    head_size = new[0].shape[3]
     chunk = pl.program_id(0)
-    start, added = start_A[chunk], added_A[chunk]
+    start = start_A[chunk]
+    added = added_A[chunk]
     first = start // E
 
     def write_page(reached: Any, _: None) -> None:
-        page, offset = page_table[chunk * context_pages + first + reached], start - (first + reached) * E
-        places = [(pool.at[:, page], x, copied.at[i]) for i, (pool, x) in enumerate(zip(pools, pages, strict=True))]
-        _copy_all([pltpu.make_async_copy(*place) for place in places])
-
-        def place(entry_axis: int, token_axis: int) -> Array:
-            """Which token goes to which entry: a 0-1 matrix, whose products are exact."""
-            shape = (W, E) if entry_axis else (E, W)
-            token = jax.lax.broadcasted_iota(jnp.int32, shape, token_axis)
-            return (jax.lax.broadcasted_iota(jnp.int32, shape, entry_axis) == offset + token) & (token < added)
-
-        def is_new(shape: tuple[int, int], entry_axis: int) -> Array:
-            token = jax.lax.broadcasted_iota(jnp.int32, shape, entry_axis) - offset
-            return (token >= 0) & (token < added)
-
-        def last(new_KWH: Array, old_KHE: Array) -> Array:
-            """The page, whose entries are its last dimension, with the new tokens."""
-            is_nan_KWE = place(1, 0) & jnp.isnan(new_KWH[..., :1].astype(jnp.float32))
-            nan_K1E = jnp.max(is_nan_KWE.astype(jnp.float32), axis=1, keepdims=True)
-            placed_KHE = _place("KWH,WE->KHE", jnp.where(jnp.isnan(new_KWH), 0, new_KWH), place(1, 0))
-            return jnp.where(is_new((1, E), 1), jnp.where(nan_K1E > 0, jnp.nan, placed_KHE), old_KHE)
-
-        def scales(new_K2W: Array, old_K2E: Array) -> Array:
-            """As `last`; a NaN is that of a key alone."""
-            is_nan_K2W = jnp.isnan(new_K2W)
-            placed_K2E = _place("KXW,WE->KXE", jnp.where(is_nan_K2W, 0, new_K2W), place(1, 0))
-            nan_K2E = _place("KXW,WE->KXE", is_nan_K2W.astype(jnp.float32), place(1, 0))
-            return jnp.where(is_new((1, E), 1), jnp.where(nan_K2E > 0, jnp.nan, placed_K2E), old_K2E)
+        page = page_table[chunk * context_pages + first + reached]
+        in_pools = [pool.at[:, page] for pool in pools]
+        placement = _Placement(tokens=W, entries=E, offset=start - (first + reached) * E, added=added)
+        _copy_all(in_pools, pages, copied)
 
         def write_layer(layer: Any, _: None) -> None:
-            (k_KWH, v_KWH), (k_LKHE, v_LK) = (_as_float(x[layer]) for x in new[:2]), pages[:2]
-            old_KHE, old_K = _as_float(k_LKHE[layer]), _as_float(v_LK[layer])
-            k_LKHE[layer] = last(k_KWH, old_KHE).astype(k_LKHE.dtype)
-            if H < LANES:
-                v_LK[layer] = last(v_KWH, old_K).astype(v_LK.dtype)
+            k_KWH = _as_float(new[0][layer])
+            v_KWH = _as_float(new[1][layer])
+            k_LKHE, v_LK, *scales_LK2E = pages
+            old_KHE = _as_float(k_LKHE[layer])
+            old_K = _as_float(v_LK[layer])
+            k_LKHE[layer] = placement.along_lanes(k_KWH, old_KHE).astype(k_LKHE.dtype)
+            if head_size < LANES:
+                v_LK[layer] = placement.along_lanes(v_KWH, old_K).astype(v_LK.dtype)
             else:
-                placed_KEH = _place("KWH,EW->KEH", v_KWH, place(0, 1))
-                v_LK[layer] = jnp.where(is_new((E, 1), 0), placed_KEH, old_K).astype(v_LK.dtype)
-            for new_LK2W, scale_LK2E in zip(new[2:], pages[2:], strict=True):
-                scale_LK2E[layer] = scales(new_LK2W[layer], scale_LK2E[layer])
+                v_LK[layer] = placement.along_rows(v_KWH, old_K).astype(v_LK.dtype)
+            for new_LK2W, scale_LK2E in zip(new[2:], scales_LK2E, strict=True):
+                scale_LK2E[layer] = placement.of_scales(new_LK2W[layer], scale_LK2E[layer])
 
         jax.lax.fori_loop(0, L, write_layer, None)
-        _copy_all([pltpu.make_async_copy(x, pool, copied) for pool, x, copied in places])
+        _copy_all(pages, in_pools, copied)
 
     reach = jnp.where(added > 0, (start + added - 1) // E - first + 1, 0)
     jax.lax.fori_loop(0, jnp.minimum(reach, context_pages - first), write_page, None)
 
 
-def _place(subscripts: str, new_KWH: Array, place: Array) -> Array:
-    precision = jax.lax.Precision.HIGHEST if new_KWH.dtype == jnp.float32 else None
-    return einsum_f32(subscripts, new_KWH, place.astype(new_KWH.dtype), precision=precision)
+@dataclass(frozen=True)
+class _Placement:
+    """Where the tokens of a chunk go in one page: token w becomes entry offset + w, if it is one of the `added`.
+
+    Products with a matrix of 0 and 1 move the tokens, and are exact.
+    """
+
+    tokens: int
+    entries: int
+    offset: Any  # negative if the chunk begins on an earlier page
+    added: Any
+
+    def along_lanes(self, new_KWH: Array, old_KHE: Array) -> Array:
+        """The page [H, E] with the new tokens. A NaN would spread to all entries, so it takes a way of its own."""
+        is_nan_KWE = self._matrix(1) & jnp.isnan(new_KWH[..., :1].astype(jnp.float32))
+        nan_K1E = jnp.max(is_nan_KWE.astype(jnp.float32), axis=1, keepdims=True)
+        placed_KHE = _product("KWH,WE->KHE", jnp.where(jnp.isnan(new_KWH), 0, new_KWH), self._matrix(1))
+        return jnp.where(self._is_new(1), jnp.where(nan_K1E > 0, jnp.nan, placed_KHE), old_KHE)
+
+    def along_rows(self, new_KWH: Array, old_KEH: Array) -> Array:
+        """The page [E, H] with the new tokens, which are finite."""
+        placed_KEH = _product("KWH,EW->KEH", new_KWH, self._matrix(0))
+        return jnp.where(self._is_new(0), placed_KEH, old_KEH)
+
+    def of_scales(self, new_K2W: Array, old_K2E: Array) -> Array:
+        """As `along_lanes`; a NaN is that of a key alone."""
+        is_nan_K2W = jnp.isnan(new_K2W)
+        placed_K2E = _product("KXW,WE->KXE", jnp.where(is_nan_K2W, 0, new_K2W), self._matrix(1))
+        nan_K2E = _product("KXW,WE->KXE", is_nan_K2W.astype(jnp.float32), self._matrix(1))
+        return jnp.where(self._is_new(1), jnp.where(nan_K2E > 0, jnp.nan, placed_K2E), old_K2E)
+
+    def _matrix(self, entry_axis: int) -> Array:
+        """Which token goes to which entry: [W, E], or [E, W] if the entries are axis 0."""
+        shape = (self.tokens, self.entries) if entry_axis == 1 else (self.entries, self.tokens)
+        token = jax.lax.broadcasted_iota(jnp.int32, shape, 1 - entry_axis)
+        entry = jax.lax.broadcasted_iota(jnp.int32, shape, entry_axis)
+        return (entry == self.offset + token) & (token < self.added)
+
+    def _is_new(self, entry_axis: int) -> Array:
+        """Which entries get a token: [1, E], or [E, 1] if the entries are axis 0."""
+        shape = (1, self.entries) if entry_axis == 1 else (self.entries, 1)
+        token = jax.lax.broadcasted_iota(jnp.int32, shape, entry_axis) - self.offset
+        return (token >= 0) & (token < self.added)
+
+
+def _product(subscripts: str, new: Array, matrix: Array) -> Array:
+    precision = jax.lax.Precision.HIGHEST if new.dtype == jnp.float32 else None
+    return einsum_f32(subscripts, new, matrix.astype(new.dtype), precision=precision)
 
 
 def _as_float(x: Array) -> Array:
@@ -389,7 +539,12 @@ def _as_float(x: Array) -> Array:
     return x.astype(jnp.bfloat16) if x.dtype == jnp.int8 else x
 
 
-def _copy_all(copies: Sequence[Any]) -> None:
+def _copy_all(sources: Sequence[Any], targets: Sequence[Any], semaphores: Any) -> None:
+    """Copies them at the same time, and waits for all."""
+    copies = [
+        pltpu.make_async_copy(source, target, semaphores.at[i])
+        for i, (source, target) in enumerate(zip(sources, targets, strict=True))
+    ]
     for copy in copies:
         copy.start()
     for copy in copies:

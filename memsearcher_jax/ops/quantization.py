@@ -24,7 +24,8 @@ def rounded(x: Array) -> Array:
 
 
 def _scaled(x: Array, axes: Sequence[int]) -> tuple[Array, Array]:
-    wide, axes = x.astype(jnp.float32), tuple(axes)
+    axes = tuple(axes)
+    wide = x.astype(jnp.float32)
     # A sum is NaN where a number is not finite; a CPU's maximum may ignore NaN.
     nan = 0 * jnp.sum(wide, axis=axes, keepdims=True)
     scale = jnp.max(jnp.abs(wide), axis=axes, keepdims=True) / 127 + nan

@@ -63,14 +63,22 @@ def _splash(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible, *, wi
 
         def row_attention(q_NTH: Array, k_KTH: Array, v_KTH: Array, offset_T: Array, prefix: Array) -> Any:
             # The kernel calls the mask function with one integer per query, which need not be the query's index.
-            query_T, needed_XC = mask.pack(offset_T, prefix), _needed_blocks(offset_T, prefix, block)
-            forward, backward = causal.fwd_mask_info, causal.dkv_mask_info
-            assert backward is not None and causal.dq_mask_info is None  # as with the fused backward kernel
-            infos = [
-                info._replace(q_sequence=query_T, block_mask=needed_XC[None].astype(jnp.int32), data_next=next_XC[None])
-                for info, next_XC in ((forward, _next_needed(needed_XC)), (backward, _next_needed(needed_XC.T).T))
-            ]
-            kernel = splash.SplashAttentionKernel(infos[0], None, infos[1], **causal.kwargs | {"mask_function": mask})
+            query_T = mask.pack(offset_T, prefix)
+            needed_XC = _needed_blocks(offset_T, prefix, block)
+            assert causal.dq_mask_info is None  # as with the fused backward kernel
+
+            def mask_info(causal_info: Any, next_XC: Array) -> Any:
+                block_mask = needed_XC[None].astype(jnp.int32)
+                return causal_info._replace(q_sequence=query_T, block_mask=block_mask, data_next=next_XC[None])
+
+            next_forward_XC = _next_needed(needed_XC)
+            next_backward_XC = _next_needed(needed_XC.T).T
+            kernel = splash.SplashAttentionKernel(
+                mask_info(causal.fwd_mask_info, next_forward_XC),
+                None,
+                mask_info(causal.dkv_mask_info, next_backward_XC),
+                **causal.kwargs | {"mask_function": mask},
+            )
             result = kernel(q_NTH, k_KTH, v_KTH)
             return (result[0], *result[1]) if with_logsumexp else result
 
@@ -81,11 +89,12 @@ def _splash(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible, *, wi
         # Not vmap: with the blocks of several rows it takes gigabytes.
         return jax.lax.map(lambda row: row_attention(*row), rows)
 
-    heads, kv = ("batch", "heads", None, None), ("batch", "kv", None, None)
-    axes, out_axes, out_shape = (heads, kv, kv, ("batch", None), ("batch",)), heads, q_BNTH.shape
-    if with_logsumexp:
-        out_axes, out_shape = (heads, heads[:3]), (q_BNTH.shape, q_BNTH.shape[:3])
-    attention = shard_map_per_device(local_attention, axes, out_axes, out_shape)
+    heads = ("batch", "heads", None, None)
+    kv = ("batch", "kv", None, None)
+    in_axes = (heads, kv, kv, ("batch", None), ("batch",))
+    out_axes = (heads, heads[:3]) if with_logsumexp else heads
+    out_shape = (q_BNTH.shape, q_BNTH.shape[:3]) if with_logsumexp else q_BNTH.shape
+    attention = shard_map_per_device(local_attention, in_axes, out_axes, out_shape)
     return attention(q_BNTH, k_BKTH, v_BKTH, *visible)
 
 
@@ -120,7 +129,8 @@ class PackedMask:
 
     def __call__(self, query: Array, key: Array) -> Array:
         mask = 2**self.bits - 1
-        index, offset = query & mask, jax.lax.shift_right_logical(query, self.bits) & mask
+        index = query & mask
+        offset = jax.lax.shift_right_logical(query, self.bits) & mask
         # In the longest rows the prefix has no bits: a kernel's shift by 32 is undefined.
         prefix = jax.lax.shift_right_logical(query, 2 * self.bits) * self.unit if self.max_prefix else 0
         # In the prefix key - prefix is negative, and without its sign larger than any offset: a second comparison of
@@ -131,7 +141,8 @@ class PackedMask:
 def _needed_blocks(offset_T: Array, prefix: Array, block: int) -> Array:
     """needed_XC, bool: whether some query of block X sees a key of block C."""
     first_own_X1 = jnp.min((offset_T + prefix).reshape(-1, block), axis=1, keepdims=True) // block
-    X1, C = jnp.arange(len(first_own_X1))[:, None], jnp.arange(len(first_own_X1))
+    X1 = jnp.arange(len(first_own_X1))[:, None]
+    C = jnp.arange(len(first_own_X1))
     return (C <= X1) & ((first_own_X1 <= C) | (C * block < prefix))
 
 

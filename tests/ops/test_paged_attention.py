@@ -126,8 +126,9 @@ def test_decoding_also_reads_the_decode_buffer_and_its_own_token(heads, int8, ra
     cached = attention_to_pages(rotated_AKQ1H, *pool, table_AI, length_A)
     expected_AKQ1H = attention_to_others_too(cached, rotated_AKQ1H, np.swapaxes(k_AKCH, 2, 3), v_AKCH)
 
-    where = (jnp.int32(LAYER), jnp.int32(used), with_unread_pages_unknown(table_AI, length_A), length_A)
-    out_AKQ1H, *new = jax.jit(kernels.decode_attention)(rotation, q_AKQ1H, (*own, *buffer), stored, *where)
+    tokens = kernels.NewTokens(*rotation, *own, *buffer)
+    entries = kernels.CachedEntries(jnp.int32(LAYER), with_unread_pages_unknown(table_AI, length_A), length_A)
+    out_AKQ1H, *new = jax.jit(kernels.decode_attention)(q_AKQ1H, tokens, jnp.int32(used), stored, entries)
     out_AKQ1H = np.asarray(out_AKQ1H)
     np.testing.assert_allclose(out_AKQ1H, expected_AKQ1H, rtol=1e-4, atol=1e-5)
     assert np.isnan(out_AKQ1H[2]).all() and np.isnan(out_AKQ1H).sum() == K * Q * H
@@ -199,7 +200,9 @@ def test_the_kernels_compile_for_every_tpu_and_copy_no_pool(shape, topology, dty
     def step(pools, rotation, chunk_q, q_AKQWH, own, buffer, new, table, layer, start_A):
         """A prefill chunk, a token, and the end of a call."""
         prefill = kernels.paged_attention(chunk_q, pools, layer, table[:16], start_A[:16])
-        decode = kernels.decode_attention(rotation, q_AKQWH, (*own, *buffer), pools, layer, layer, table, start_A)
+        tokens = kernels.NewTokens(*rotation, *own, *buffer)
+        entries = kernels.CachedEntries(layer, table, start_A)
+        decode = kernels.decode_attention(q_AKQWH, tokens, layer, pools, entries)
         return kernels.append_to_pages(pools, new, table, start_A, start_A), prefill, decode
 
     A, int32, stored = 64, jnp.int32, jnp.dtype(dtype)
