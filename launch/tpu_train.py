@@ -78,7 +78,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
 
             begin("loading JAX")  # seconds; --help and errors do not need it
             from memsearcher_jax.rl import setup
-            from memsearcher_jax.rl.state import needs_initial_weights, open_state, require_trained
+            from memsearcher_jax.rl.state import TrainedBy, needs_initial_weights, open_state, require_trained
             from memsearcher_jax.rl.training_run import open_collector, train_run
             from memsearcher_jax.training import checkpoint
 
@@ -97,7 +97,7 @@ def train(flags: Train, remote: RemoteDir | None, progress_type: type[Progress])
             assert endings, "every host gives one"
             run_has_ended = endings[0] == b"ended"  # only the first host has the files of a bucket
             if done is not None and done >= steps and run_has_ended:
-                require_trained(out, "position", checkpoint.run_meta(checkpoints_of(out), run.config.model))
+                require_trained(out, TrainedBy.RL, checkpoint.run_meta(checkpoints_of(out), run.config.model))
                 if hosts.first:
                     more = "epochs" if run.config.rl.epochs else "steps"
                     line = f"step {done} of {steps} is already done; raise --rl.{more} to continue"

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import jax
 import numpy as np
@@ -38,12 +38,20 @@ def read_answers(folder: Path, default_dataset: str) -> list[Answer]:
     answers = []
     for path in sorted(folder.glob(HOST_FILES)):
         for scored in read_trajectories(path):
-            problem, outcome = scored.trajectory.problem, scored.trajectory.outcome
-            if not outcome.stop.is_fault:
-                text = outcome.answer if outcome.stop is StopReason.ANSWERED else None
-                summary = summarize_trajectory(scored)
-                benchmark, exact = summary.dataset or default_dataset, summary.correct
-                answers.append(Answer(problem.id, benchmark, problem.question, problem.golden_answers, text, exact))
+            outcome = scored.trajectory.outcome
+            if outcome.stop.is_fault:
+                continue
+            problem = scored.trajectory.problem
+            summary = summarize_trajectory(scored)
+            answer = Answer(
+                id=problem.id,
+                benchmark=summary.dataset or default_dataset,
+                question=problem.question,
+                golden_answers=problem.golden_answers,
+                text=outcome.answer if outcome.stop is StopReason.ANSWERED else None,
+                exact_match=summary.correct,
+            )
+            answers.append(answer)
     return answers
 
 
@@ -61,55 +69,81 @@ def judge_answers(answers: Sequence[Answer], config: CompleterConfig, file: Path
     judge = open_judge(config)
     judgements: dict[str, Judgement | None] = {}
     with file.open("a+b") as log:
-        log.seek(0)
-        lines = log.read().splitlines(keepends=True)
-        if lines and not lines[-1].endswith(b"\n"):  # the disk was full
-            log.truncate(log.tell() - len(lines.pop()))
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(_complete_lines(log), start=1):
             row = parse_object(f"{file}:{number}", line)
             judgements[row["id"]] = Judgement(row["correct"], row["confidence"])
-        asked = [one for one in answers if one.text is not None and one.id not in judgements]
+        asked = [answer for answer in answers if answer.text is not None and answer.id not in judgements]
         for start in range(0, len(asked), config.max_concurrency):
             batch = asked[start : start + config.max_concurrency]
-            prompts = [judge_prompt(one.question, one.golden_answers, one.text or "") for one in batch]
+            prompts = [judge_prompt(answer.question, answer.golden_answers, answer.text or "") for answer in batch]
             replies = judge.complete(prompts, jax.random.key(0))
             replies = [CUT_OFF if reply.finish is FinishReason.LENGTH else reply for reply in replies]
-            if errors := [reply.error for reply in replies if reply.error]:
+            errors = [reply.error for reply in replies if reply.error]
+            if errors:
                 print(f"the judge does not answer: {errors[-1]}", file=sys.stderr)
-            if all(reply.lost for reply in replies) or (len(errors) == len(batch) and not judgements):
+            is_down = all(reply.lost for reply in replies)
+            never_answered = len(errors) == len(batch) and not judgements
+            if is_down or never_answered:
                 break
-            for one, reply in zip(batch, replies, strict=True):
-                if judgement := parse_judgement(reply.text):
-                    log.write(encode_line({"id": one.id, **asdict(judgement), "reply": reply.text}).encode())
+            for answer, reply in zip(batch, replies, strict=True):
+                judgement = parse_judgement(reply.text)
+                if judgement:
+                    log.write(encode_line({"id": answer.id, **asdict(judgement), "reply": reply.text}).encode())
                 if not reply.lost:
-                    judgements[one.id] = judgement
+                    judgements[answer.id] = judgement
             log.flush()
             print(f"judged {start + len(batch):,} of {len(asked):,} answers", file=sys.stderr)
-    return judgements | {one.id: Judgement(False) for one in answers if one.text is None}
+    without_text = {answer.id: Judgement(False) for answer in answers if answer.text is None}
+    return judgements | without_text
+
+
+def _complete_lines(log: BinaryIO) -> list[bytes]:
+    """The lines of a file, from which an incomplete last one is removed, which a full disk leaves behind."""
+    log.seek(0)
+    lines = log.read().splitlines(keepends=True)
+    if lines and not lines[-1].endswith(b"\n"):
+        incomplete = lines.pop()
+        log.truncate(log.tell() - len(incomplete))
+    return lines
 
 
 def summarize_judgements(
     answers: Sequence[Answer], judgements: Mapping[str, Judgement | None], seed: int
 ) -> dict[str, Any]:
-    """By benchmark how many answers were judged, and of these the accuracy with its interval, the agreement with exact
-    match, and the calibration error. The numbers are missing if the service was down before all were asked for: the
-    first ones are no sample, and none of them has no answer."""
+    """By benchmark how many answers were judged, and how many of these are correct.
+
+    Then also the interval of this accuracy, the agreement with exact match, and the calibration error. These numbers
+    are missing if the service was down before all were asked for: the first ones are no sample, and none of them has
+    no answer.
+    """
     groups: dict[str, list[Answer]] = {}
-    for one in answers:
-        groups.setdefault(one.benchmark, []).append(one)
-    summary: dict[str, Any] = {}
-    for name, group in groups.items():
-        judged = [(one, judgement) for one in group if (judgement := judgements.get(one.id))]
-        stated = [judgement for one, judgement in judged if one.text is not None]
-        summary[name] = {"questions": len(group), "unjudged": len(group) - len(judged)}
-        if len(judged) == len(group) or (stated and all(one.id in judgements for one in group)):
-            right = [judgement.correct for _, judgement in judged]
-            agreeing = [
-                judgement.correct == one.exact_match for one, judgement in judged if one.exact_match is not None
-            ]
-            summary[name] |= {
-                "accuracy": asdict(mean_interval(np.array(right, float), np.random.default_rng(seed))),
-                "agreement_with_exact_match": sum(agreeing) / len(agreeing) if agreeing else None,
-                "calibration_error": calibration_error(stated),
-            }
+    for answer in answers:
+        groups.setdefault(answer.benchmark, []).append(answer)
+    return {benchmark: _summary(group, judgements, seed) for benchmark, group in groups.items()}
+
+
+def _summary(answers: Sequence[Answer], judgements: Mapping[str, Judgement | None], seed: int) -> dict[str, Any]:
+    """What `summarize_judgements` has for one benchmark."""
+    correct = []
+    agrees = []  # with exact match
+    stated = []  # judgements of texts, which have a confidence
+    for answer in answers:
+        judgement = judgements.get(answer.id)
+        if judgement is None:
+            continue
+        correct.append(judgement.correct)
+        if answer.exact_match is not None:
+            agrees.append(judgement.correct == answer.exact_match)
+        if answer.text is not None:
+            stated.append(judgement)
+    summary: dict[str, Any] = {"questions": len(answers), "unjudged": len(answers) - len(correct)}
+    all_judged = len(correct) == len(answers)
+    all_asked = bool(stated) and all(answer.id in judgements for answer in answers)
+    if all_judged or all_asked:
+        accuracy = mean_interval(np.array(correct, float), np.random.default_rng(seed))
+        summary |= {
+            "accuracy": asdict(accuracy),
+            "agreement_with_exact_match": sum(agrees) / len(agrees) if agrees else None,
+            "calibration_error": calibration_error(stated),
+        }
     return summary

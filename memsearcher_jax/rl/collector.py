@@ -45,7 +45,8 @@ class Collector:
 
     def commit(self) -> None:
         """The step under way has trained its batch."""
-        self.position, self.taken = self.position + self.taken, 0
+        self.position += self.taken
+        self.taken = 0
 
     def restart(self) -> None:
         """Forgets what other weights have sampled."""
@@ -67,7 +68,8 @@ class Collector:
         numbers = self.hosts.share(len(problems))
         jobs = make_jobs([problems[number] for number in numbers], self.run.config.rl.group_size, numbers.start)
         key = named_key(self.run.config.seed, "rollout", state.step)
-        key = jax.random.fold_in(key, refill) if refill else key
+        if refill:
+            key = jax.random.fold_in(key, refill)
         batch = None
         with self.hosts.guarded():
             with timer("rollout"):
@@ -90,6 +92,8 @@ class Collector:
         metrics |= rollout_metrics(batch.stats)
         mixed = batch.mixed_groups(self.run.config.rl.group_size)
         metrics["frac_mixed_groups"] = sum(mixed) / max(1, len(mixed))
-        if correct := [np.asarray(one.logprobs)[np.asarray(one.sampled)] for one in batch.examples if one.correct]:
-            metrics[MetricName.CORRECT_LOGPROB] = float(np.concatenate(correct).mean())
+        correct = [example for example in batch.examples if example.correct]
+        if correct:
+            logprobs = [np.asarray(example.logprobs)[np.asarray(example.sampled)] for example in correct]
+            metrics[MetricName.CORRECT_LOGPROB] = float(np.concatenate(logprobs).mean())
         return replace(batch, metrics=metrics)

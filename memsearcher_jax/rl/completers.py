@@ -27,7 +27,7 @@ from memsearcher_jax.rl.config import CompleterConfig, read_key
 from memsearcher_jax.rl.rollout import Job, Params, RolloutDriver
 from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.tokenizer import ChatTokenizer
-from memsearcher_jax.types import Completion, FinishReason, Prompt, StopReason
+from memsearcher_jax.types import Completion, FinishReason, Outcome, Prompt, StopReason
 
 
 class Completer(Protocol):
@@ -50,11 +50,7 @@ class EngineCompleter:
             trajectories, _ = self.driver.trajectories(jobs, self.params, key, lambda line: None)
         finally:
             self.driver.engine.release()  # the update has the memory of its cache
-        end = {StopReason.ANSWERED: FinishReason.STOP, StopReason.CUT_OFF: FinishReason.LENGTH}
-        return [
-            Completion(one.answer, end[one.stop]) if one.stop in end else Completion(error=one.error or one.stop.value)
-            for one in (trajectory.outcome for trajectory in trajectories)
-        ]
+        return [_completion(trajectory.outcome) for trajectory in trajectories]
 
 
 @dataclass(frozen=True)
@@ -115,7 +111,8 @@ def open_completers(
     `initial_params` returns the frozen weights on `mesh`; it is called only if a completer runs on them, and once.
     Raises ValueError if a service's settings do not suffice.
     """
-    settings, engine_completer = config.memalpha, None
+    settings = config.memalpha
+    engine_completer = None
     if uses_initial_policy(config):
         # An engine of its own: its contexts are longer than the policy's, and it may be greedy.
         context_tokens = agent.completer_tokens(tokenizer, judge=config.judge.backend == "initial_policy")
@@ -128,7 +125,9 @@ def open_completers(
         if backend.backend == "openai":
             limits = {"max_tokens": settings.answer_tokens, "temperature": settings.answer_temperature}
             return open_openai_completer(backend, section=section, check=check, **limits)
-        return engine_completer if backend.backend == "initial_policy" else None
+        if backend.backend == "initial_policy":
+            return engine_completer
+        return None
 
     return open_completer("answerer", config.answerer), open_completer("judge", config.judge)
 
@@ -152,6 +151,15 @@ def open_openai_completer(
     body = {name: value for name, value in body.items() if value is not None}
     limits = {"max_concurrency": config.max_concurrency, "max_outage": config.max_outage}
     return OpenAICompleter(config.url, config.timeout, headers=headers, body=body, check=check, **limits)
+
+
+def _completion(outcome: Outcome) -> Completion:
+    """The generation of a workflow of one generation."""
+    if outcome.stop is StopReason.ANSWERED:
+        return Completion(outcome.answer, FinishReason.STOP)
+    if outcome.stop is StopReason.CUT_OFF:
+        return Completion(outcome.answer, FinishReason.LENGTH)
+    return Completion(error=outcome.error or outcome.stop.value)
 
 
 def _seed(prompt: Prompt) -> int:

@@ -14,10 +14,14 @@ class DynamicSampling(Collector):
     """Repeats rollouts, at most `rl.refill` times, until a step has as many mixed groups as it has problems."""
 
     def collect(self, state: RunState, timer: Timer) -> RolloutBatch:
-        settings, refills = self.run.config.rl, 0
-        prompts, group_size = settings.prompts_per_step, settings.group_size
-        batch = self.sample_groups(self.take(prompts), state, timer)
-        while refills < settings.refill and (missing := prompts - batch.mixed_groups(group_size).count(True)):
+        settings = self.run.config.rl
+        group_size = settings.group_size
+        batch = self.sample_groups(self.take(settings.prompts_per_step), state, timer)
+        refills = 0
+        while refills < settings.refill:
+            missing = settings.prompts_per_step - batch.mixed_groups(group_size).count(True)
+            if not missing:
+                break
             refills += 1
             further = self.sample_groups(self.take(missing), state, timer, refills)
             batch = concatenate([batch, further], sum)

@@ -56,7 +56,8 @@ class Evaluator:
 
     def before_first_step(self, state: RunState, recovery: Recovery) -> Metrics:
         """The test metrics of weights whose evaluation was due when the run ended, or which a rollback may restore."""
-        every, health = self.run.config.rl.evaluate_every, recovery.monitor
+        every = self.run.config.rl.evaluate_every
+        health = recovery.monitor
         if not every or health.state.evaluated == state.step:
             return {}
         was_due = state.step > 0 and state.step % every == 0
@@ -74,12 +75,13 @@ class Evaluator:
 
     def evaluate(self, state: RunState, recovery: Recovery, timer: Timer) -> Metrics:
         """The test metrics of the weights. Raises RunEnded on all hosts if one is to stop, or if it was lost."""
-        jobs, batch = make_jobs(self.run.problems.test, 1), None
-        jobs = [jobs[number] for number in self.hosts.share(len(jobs))]
+        all_jobs = make_jobs(self.run.problems.test, 1)
+        jobs = [all_jobs[number] for number in self.hosts.share(len(all_jobs))]
+        batch = None
         with self.hosts.guarded():
             self.hosts.check()
             scored = evaluate(self.run, self.driver, state.params, timer.notify, self.reward_fn, jobs)
-            batch = RolloutBatch((), [summarize_trajectory(one) for one in scored])
+            batch = RolloutBatch((), [summarize_trajectory(trajectory) for trajectory in scored])
         summaries = exchange(self.hosts, batch).summaries
         metrics = self.hosts.agreed(lambda: trajectory_metrics(summaries, self.run.agent))  # its own numbers may fail
         recovery.monitor.record_evaluation(state.step, metrics)
@@ -111,13 +113,15 @@ def drop_lost_trajectories(folder: Path, hosts: Hosts) -> None:
     """
     for path in sorted(folder.glob(HOST_FILES)):
         # Only the host that a file belongs to may change it; earlier, there may have been more hosts.
-        if int(path.name[5:].partition(".")[0]) % hosts.count == hosts.index:
+        number = int(path.name.removeprefix("host_").partition(".")[0])
+        if number % hosts.count == hosts.index:
             clean_log(path, lambda scored: not scored.trajectory.outcome.stop.is_fault)
 
 
 def missing_jobs(problems: Sequence[Problem], done: Container[str], hosts: Hosts) -> list[Job]:
     """The jobs of this host, every `hosts.count`-th, whose questions' ids are not in `done`."""
-    return [job for job in make_jobs(problems, 1)[hosts.index :: hosts.count] if job.problem.id not in done]
+    jobs_of_host = make_jobs(problems, 1)[hosts.index :: hosts.count]
+    return [job for job in jobs_of_host if job.problem.id not in done]
 
 
 def evaluate_to_folder(
@@ -135,7 +139,11 @@ def evaluate_to_folder(
     What is sampled for a question depends on its place among all questions alone. Trajectories whose rewards ask an
     answerer are rewarded as many at a time as there are slots: a killed evaluation loses these at most.
     """
-    key, notify = evaluation_key(run), lambda line: None
+    key = evaluation_key(run)
+
+    def notify(line: str) -> None:
+        """Each answer is shown as it ends."""
+
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / HOST_FILE.format(hosts.index), "ab") as log:
 
@@ -144,7 +152,8 @@ def evaluate_to_folder(
             on_answer(scored.trajectory.problem.id, summarize_trajectory(scored))
 
         def on_end(job: Job, ended: Rollout) -> None:
-            write(*reward_fn([driver.trajectory(job, ended)], key, notify))
+            (scored,) = reward_fn([driver.trajectory(job, ended)], key, notify)
+            write(scored)
 
         if not run.agent.needs_completers:
             driver.run(jobs, params, key, on_end)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from memsearcher_jax.hosts.ending import EndReason, RunEnded
@@ -13,8 +13,9 @@ from memsearcher_jax.rl.config import HealthConfig
 MAX_ROLLBACKS = 3  # after which the next alarm ends the run
 ROLLBACK_LR_FACTOR = 0.3  # by which each rollback multiplies the learning rate
 
-
-LOST, SKIPPED = "max_unscored", "skipped_updates"  # steps whose trajectories, or all of whose updates, were lost
+# Besides the names of limits in HealthConfig, what `HealthState.consecutive_steps` counts:
+LOST = "max_unscored"  # steps that lost more than `health.max_unscored` of their trajectories
+SKIPPED = "skipped_updates"  # steps all of whose updates were skipped
 
 
 @dataclass
@@ -38,7 +39,8 @@ class HealthMonitor:
     """Checks the metrics of each step, in order. `notify` gets each alarm in one line."""
 
     def __init__(self, config: HealthConfig, notify: Callable[[str], None], state: HealthState | None = None):
-        self._config, self.notify = config, notify
+        self._config = config
+        self.notify = notify
         self.state = state or HealthState()
 
     @property
@@ -55,14 +57,17 @@ class HealthMonitor:
 
         Raises RunEnded if it was lost to failing searches: a run that resumes makes it again.
         """
-        if (failed := metrics.get("stop/search_failed", 0.0)) > self._config.max_unscored:
+        failed = metrics.get("stop/search_failed", 0.0)
+        if failed > self._config.max_unscored:
             lost = f"{failed:.0%} of the evaluation's trajectories were lost to failing searches (health.max_unscored)"
             raise RunEnded(EndReason.OUTAGE, lost)
-        state, reward = self.state, metrics[MetricName.REWARD]
+        state = self.state
+        reward = metrics[MetricName.REWARD]
         state.evaluated = step
-        better = state.best_reward is None or reward > state.best_reward
-        if math.isfinite(reward) and better and not self.is_outage(metrics):
-            state.best_step, state.best_reward = step, reward
+        is_better = state.best_reward is None or reward > state.best_reward
+        if math.isfinite(reward) and is_better and not self.is_outage(metrics):
+            state.best_step = step
+            state.best_reward = reward
 
     def check(self, step: int, metrics: dict[str, float]) -> bool:
         """Whether the run has to roll back; adds the metric `alarms`. Raises RunEnded where the config says so.
@@ -70,35 +75,44 @@ class HealthMonitor:
         Missing metrics never trigger an alarm; a value that is not finite exceeds every limit. What an outage leaves of
         a step does not measure the policy: it neither lengthens nor ends a series of steps beyond a limit.
         """
-        if skipped := metrics.get("skipped_updates", 0.0):
+        skipped = metrics.get("skipped_updates", 0.0)
+        if skipped:
             self.notify(f"step {step}: skipped {skipped:.0f} updates: their gradient is not finite")
-        beyond: dict[str, str] = {}
-        if lost := self.is_outage(metrics):
-            beyond[LOST] = f"{metrics[MetricName.UNSCORED]:.0%} of the trajectories were lost to faults (health.{LOST})"
-        if (updates := metrics.get("updates")) and skipped == updates:
-            beyond[SKIPPED] = f"no update had a finite gradient in {self._config.patience} consecutive steps"
-        if not lost:
-            beyond |= self._exceeded(metrics)
-            self._update_means(metrics)
+        beyond = self._exceeded(metrics)
         metrics["alarms"] = float(len(beyond.keys() - {SKIPPED}))
-        state, must_roll_back = self.state, False
-        unmeasured = set() if updates else {SKIPPED}
-        if lost:
-            unmeasured |= state.consecutive_steps.keys() - {LOST}
-        kept = {limit: count for limit, count in state.consecutive_steps.items() if limit in unmeasured}
-        state.consecutive_steps = kept | {limit: state.consecutive_steps.get(limit, 0) + 1 for limit in beyond}
+        if not self.is_outage(metrics):
+            self._update_means(metrics)
+        self._count(beyond, metrics)
+        must_roll_back = False
         for limit, message in beyond.items():
-            count = state.consecutive_steps[limit]
-            if limit == LOST or (limit != SKIPPED and count % self._config.patience == 0):
+            count = self.state.consecutive_steps[limit]
+            is_alarm_due = limit != SKIPPED and count % self._config.patience == 0
+            if limit == LOST or is_alarm_due:
                 self.notify(f"alarm at step {step}: {message}")
             if count >= self._config.patience:
                 self._end(limit, f"step {step}: {message}")
                 must_roll_back = must_roll_back or self.rolls_back
         if must_roll_back:
-            state.rollbacks += 1
-            state.consecutive_steps, state.recent = {}, {}
-            self.notify(f"step {step}: rollback to the checkpoint of step {state.best_step}")
+            self.state.rollbacks += 1
+            self.state.consecutive_steps = {}
+            self.state.recent = {}
+            self.notify(f"step {step}: rollback to the checkpoint of step {self.state.best_step}")
         return must_roll_back
+
+    def _count(self, beyond: Iterable[str], metrics: Mapping[str, float]) -> None:
+        """Lengthens the series of steps beyond these limits, and ends the others, except where the step is no measure.
+
+        A step without updates does not measure SKIPPED; a step of an outage measures only LOST.
+        """
+        counts = {}
+        for limit, count in self.state.consecutive_steps.items():
+            has_no_updates = limit == SKIPPED and not metrics.get("updates")
+            is_lost = limit != LOST and self.is_outage(metrics)
+            if has_no_updates or is_lost:
+                counts[limit] = count
+        for limit in beyond:
+            counts[limit] = self.state.consecutive_steps.get(limit, 0) + 1
+        self.state.consecutive_steps = counts
 
     def _end(self, limit: str, message: str) -> None:
         """Raises RunEnded where `patience` steps beyond this limit end the run."""
@@ -116,28 +130,59 @@ class HealthMonitor:
             raise RunEnded(EndReason.COLLAPSE, f"{message}{why}")
 
     def _update_means(self, metrics: Mapping[str, float]) -> None:
-        state, patience = self.state, self._config.patience
+        """Takes the step's reward and likelihood into the best means over `patience` steps."""
+        state = self.state
+        patience = self._config.patience
         for metric in (MetricName.REWARD, MetricName.CORRECT_LOGPROB):
-            if math.isfinite(value := metrics.get(metric, math.nan)):
-                recent = state.recent[metric] = [*state.recent.get(metric, []), float(value)][-patience:]
-                if len(recent) == patience:
-                    mean = sum(recent) / patience
-                    state.best_means[metric] = max(mean, state.best_means.get(metric, mean))
+            value = metrics.get(metric, math.nan)
+            if not math.isfinite(value):
+                continue
+            recent = [*state.recent.get(metric, []), float(value)][-patience:]
+            state.recent[metric] = recent
+            if len(recent) == patience:
+                mean = sum(recent) / patience
+                state.best_means[metric] = max(mean, state.best_means.get(metric, mean))
 
     def _exceeded(self, metrics: Mapping[str, float]) -> dict[str, str]:
-        """The message of every limit that the metrics exceed."""
-        config, best, beyond = self._config, self.state.best_means, dict[str, str]()
-        reward, likelihood = best.get(MetricName.REWARD, 0.0), best.get(MetricName.CORRECT_LOGPROB)
-        lowest: list[tuple[str, str, float]] = []
-        if config.min_reward_fraction and reward > 0 and not math.isnan(metrics.get(MetricName.REWARD, math.nan)):
-            lowest += [("min_reward_fraction", MetricName.REWARD, config.min_reward_fraction * reward)]
-        if config.max_likelihood_fall and likelihood is not None:
-            lowest += [("max_likelihood_fall", MetricName.CORRECT_LOGPROB, likelihood - config.max_likelihood_fall)]
-        for name, metric, bound in lowest:
-            if not (value := metrics.get(metric, bound)) >= bound:  # NaN is below it, too
-                mean = f"its best mean over {config.patience} steps is {best[metric]:.4g}"
-                beyond[name] = f"{metric} is {value:.4g}, {mean}, and health.{name} {getattr(config, name):g}"
-        limit, entropy = config.max_entropy, metrics.get(MetricName.ENTROPY)
+        """By limit, the message of every one that the metrics exceed."""
+        exceeded = dict[str, str]()
+        is_outage = self.is_outage(metrics)
+        if is_outage:
+            lost = metrics[MetricName.UNSCORED]
+            exceeded[LOST] = f"{lost:.0%} of the trajectories were lost to faults (health.{LOST})"
+        updates = metrics.get("updates")
+        if updates and metrics.get("skipped_updates") == updates:
+            exceeded[SKIPPED] = f"no update had a finite gradient in {self._config.patience} consecutive steps"
+        if is_outage:
+            return exceeded
+        self._check_reward(metrics, exceeded)
+        self._check_likelihood(metrics, exceeded)
+        self._check_entropy(metrics, exceeded)
+        return exceeded
+
+    def _check_reward(self, metrics: Mapping[str, float], exceeded: dict[str, str]) -> None:
+        fraction = self._config.min_reward_fraction
+        best = self.state.best_means.get(MetricName.REWARD, 0.0)
+        reward = metrics.get(MetricName.REWARD, math.nan)
+        if fraction and best > 0 and reward < fraction * best:  # NaN, a step without rewards, is none
+            exceeded["min_reward_fraction"] = self._fall(MetricName.REWARD, reward, best, "min_reward_fraction")
+
+    def _check_likelihood(self, metrics: Mapping[str, float], exceeded: dict[str, str]) -> None:
+        fall = self._config.max_likelihood_fall
+        best = self.state.best_means.get(MetricName.CORRECT_LOGPROB)
+        likelihood = metrics.get(MetricName.CORRECT_LOGPROB)
+        if not fall or best is None or likelihood is None:
+            return
+        if not likelihood >= best - fall:  # NaN is below it, too
+            message = self._fall(MetricName.CORRECT_LOGPROB, likelihood, best, "max_likelihood_fall")
+            exceeded["max_likelihood_fall"] = message
+
+    def _fall(self, metric: str, value: float, best: float, limit: str) -> str:
+        mean = f"its best mean over {self._config.patience} steps is {best:.4g}"
+        return f"{metric} is {value:.4g}, {mean}, and health.{limit} {getattr(self._config, limit):g}"
+
+    def _check_entropy(self, metrics: Mapping[str, float], exceeded: dict[str, str]) -> None:
+        limit = self._config.max_entropy
+        entropy = metrics.get(MetricName.ENTROPY)
         if limit and entropy is not None and not entropy <= limit:  # NaN is beyond it, too
-            beyond["max_entropy"] = f"{MetricName.ENTROPY} is {entropy:.4g} and health.max_entropy {limit:g}"
-        return beyond
+            exceeded["max_entropy"] = f"{MetricName.ENTROPY} is {entropy:.4g} and health.max_entropy {limit:g}"

@@ -15,6 +15,7 @@ from memsearcher_jax.sampling.scheduler import SamplerStats
 from memsearcher_jax.types import StopReason, TrajectorySummary
 
 Metrics = dict[str, float]
+STOP_PREFIX = "stop/"  # of the fraction of trajectories that ended for a reason
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,16 @@ class RolloutStats:
 
 def trajectory_metrics(summaries: Sequence[TrajectorySummary], agent: Agent) -> dict[str, float]:
     """Rewards and scores of a batch, over the trajectories that were not lost, what they took, and how they ended."""
-    numbers = [agent.numbers(one) for one in summaries]
-    names = dict.fromkeys(name for one in numbers for name in one)
-    scores, effort = _scores(summaries) | _exact_match_by_hops(summaries), _effort(summaries)
-    if taken := sorted((scores | effort).keys() & names):
+    scores = _scores(summaries) | _exact_match_by_hops(summaries)
+    effort = _effort(summaries)
+    values = dict[str, list[float]]()  # of the agent's own numbers
+    for summary in summaries:
+        for name, value in agent.numbers(summary).items():
+            values.setdefault(name, []).append(value)
+    taken = sorted(values.keys() & (scores | effort).keys())
+    if taken:
         raise ValueError(f"the agent's number {taken[0]} has the name of another metric: rename it")
-    return scores | {name: _mean([one[name] for one in numbers if name in one]) for name in names} | effort
+    return scores | {name: _mean(of_trajectories) for name, of_trajectories in values.items()} | effort
 
 
 def rollout_metrics(stats: RolloutStats) -> dict[str, float]:
@@ -68,11 +73,15 @@ def staleness_metrics(summaries: Sequence[TrajectorySummary], step: int, stats: 
     `mixed_policy`: fraction of the trajectories whose contexts have several policies; `interrupted_tokens`: those
     that the rollout generated in contexts which it did not finish.
     """
-    staleness = Counter(step - version for one in summaries for version in one.versions)
+    contexts = Counter[int]()  # by staleness
+    for summary in summaries:
+        contexts.update(step - version for version in summary.versions)
+    shares = {f"staleness/{steps}": count / contexts.total() for steps, count in sorted(contexts.items())}
+    total_staleness = sum(steps * count for steps, count in contexts.items())
     return {
-        **{f"staleness/{steps}": count / staleness.total() for steps, count in sorted(staleness.items())},
-        "staleness": sum(steps * count for steps, count in staleness.items()) / max(1, staleness.total()),
-        "mixed_policy": _mean([len(set(one.versions)) > 1 for one in summaries]),
+        **shares,
+        "staleness": total_staleness / max(1, contexts.total()),
+        "mixed_policy": _mean([len(set(summary.versions)) > 1 for summary in summaries]),
         "interrupted_tokens": float(stats.interrupted_tokens),
     }
 
@@ -80,45 +89,53 @@ def staleness_metrics(summaries: Sequence[TrajectorySummary], step: int, stats: 
 def device_memory(memory_stats: Sequence[dict[str, int] | None]) -> dict[str, float]:
     """GB of the fullest device, from `Device.memory_stats`; without what the devices do not report: CPUs nothing."""
     names = {MetricName.DEVICE_GB: "bytes_in_use", MetricName.DEVICE_PEAK_GB: "peak_bytes_in_use"}
-    return {
-        metric: max(known) / 1e9
-        for metric, name in names.items()
-        if (known := [stats[name] for stats in memory_stats if stats and name in stats])
-    }
+    fullest = {}
+    for metric, name in names.items():
+        reported = [stats[name] for stats in memory_stats if stats and name in stats]
+        if reported:
+            fullest[metric] = max(reported) / 1e9
+    return fullest
 
 
 def _scores(summaries: Sequence[TrajectorySummary]) -> dict[str, float]:
     """Means over the trajectories that have a value; `unscored` is a fraction of all."""
-    names = dict.fromkeys(name for one in summaries for name in one.scores)
-    return {
-        MetricName.REWARD: _known_mean([one.reward for one in summaries]),
-        **{name: _known_mean([one.scores.get(name, math.nan) for one in summaries]) for name in names},
-        MetricName.UNSCORED: _mean([math.isnan(one.reward) for one in summaries]),
-    }
+    metrics: dict[str, float] = {MetricName.REWARD: _known_mean([summary.reward for summary in summaries])}
+    names = dict.fromkeys(name for summary in summaries for name in summary.scores)
+    for name in names:
+        metrics[name] = _known_mean([summary.scores.get(name, math.nan) for summary in summaries])
+    metrics[MetricName.UNSCORED] = _mean([math.isnan(summary.reward) for summary in summaries])
+    return metrics
 
 
 def _effort(summaries: Sequence[TrajectorySummary]) -> dict[str, float]:
-    """The cost of trajectories of any workflow, and how they ended. Per-turn numbers are means over turns, `stop/` are
-    fractions of the trajectories."""
-    lengths = [tokens for one in summaries for tokens in one.context_lengths]
-    names = sorted({name for one in summaries for name in one.counts})
-    calls, succeeded = (sum(one.counts.get(name, 0) for one in summaries) for name in ("calls", "calls_ok"))
-    return {
-        MetricName.TURNS: _mean([one.turns for one in summaries]),
+    """The cost of trajectories of any workflow, and how they ended.
+
+    Per-turn numbers are means over turns, `stop/` are fractions of the trajectories.
+    """
+    lengths = [tokens for summary in summaries for tokens in summary.context_lengths]
+    metrics: dict[str, float] = {
+        MetricName.TURNS: _mean([summary.turns for summary in summaries]),
         MetricName.TOKENS_PER_TURN: _mean(lengths),
         "peak_context_tokens": float(max(lengths, default=0)),
-        **{name: _mean([one.counts.get(name, 0) for one in summaries]) for name in names},
-        **{f"stop/{stop.value}": _mean([one.stop is stop for one in summaries]) for stop in StopReason},
-        **({"calls_ok_share": succeeded / max(1, calls)} if "calls_ok" in names else {}),
     }
+    names = sorted({name for summary in summaries for name in summary.counts})
+    for name in names:
+        metrics[name] = _mean([summary.counts.get(name, 0) for summary in summaries])
+    for stop in StopReason:
+        metrics[f"{STOP_PREFIX}{stop.value}"] = _mean([summary.stop is stop for summary in summaries])
+    if "calls_ok" in names:
+        calls = sum(summary.counts.get("calls", 0) for summary in summaries)
+        succeeded = sum(summary.counts.get("calls_ok", 0) for summary in summaries)
+        metrics["calls_ok_share"] = succeeded / max(1, calls)
+    return metrics
 
 
 def _exact_match_by_hops(summaries: Sequence[TrajectorySummary]) -> dict[str, float]:
     """Exact match by the number of facts that a question needs, where the data says it."""
     values: dict[int, list[float]] = {}
-    for one in summaries:
-        if one.hops is not None and MetricName.EXACT_MATCH in one.scores:
-            values.setdefault(one.hops, []).append(one.scores[MetricName.EXACT_MATCH])
+    for summary in summaries:
+        if summary.hops is not None and MetricName.EXACT_MATCH in summary.scores:
+            values.setdefault(summary.hops, []).append(summary.scores[MetricName.EXACT_MATCH])
     return {f"{MetricName.EXACT_MATCH}/{hops}_hops": _mean(scores) for hops, scores in sorted(values.items())}
 
 

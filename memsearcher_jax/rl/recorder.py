@@ -38,7 +38,9 @@ class Recorder:
     @contextmanager
     def step(self, state: RunState) -> Iterator[tuple[Metrics, Timer]]:
         """Yields the metrics of a step, to be filled, and its timer; writes them when the step is over."""
-        number, metrics, timer = state.step, Metrics(), Timer(self.progress.activity)
+        number = state.step
+        metrics = Metrics()
+        timer = Timer(self.progress.activity)
         is_profiled = number == self.profiled_step and self.hosts.first
         try:
             with profiled(self.out, number) if is_profiled else nullcontext():
@@ -84,7 +86,8 @@ class Recorder:
 
     def save(self, state: RunState) -> None:
         """Begins to write a checkpoint. Every host must call it."""
-        meta, self.unsaved = self.meta(), None
+        meta = self.meta()
+        self.unsaved = None
         self._attempt(lambda: self.checkpoints.check_space(state.train))
         if not self._failed_somewhere():  # writing is collective
             self._attempt(lambda: self.checkpoints.save(state.step, state.train, state.run.config.model, meta))

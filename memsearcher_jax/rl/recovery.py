@@ -47,8 +47,11 @@ class Recovery:
 
     def restore_best(self, state: RunState, timer: Timer) -> None:
         """Replaces the weights by those with the best evaluation, or by the nearest intact ones. Collective."""
-        best, run, damage = self.monitor.state.best_step, state.run, "no checkpoint is left"
-        model, mesh = run.config.model, run.meshes.train
+        best = self.monitor.state.best_step
+        run = state.run
+        model = run.config.model
+        mesh = run.meshes.train
+        damage = "no checkpoint is left"
         assert best is not None, "the monitor demands no rollback without one"
         try:
             self.checkpoints.wait()

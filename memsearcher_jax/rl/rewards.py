@@ -19,7 +19,7 @@ from memsearcher_jax.logs.trajectories import decode_trajectory, encode_trajecto
 from memsearcher_jax.python_files import described, load_named
 from memsearcher_jax.rl.completers import Completer
 from memsearcher_jax.tokenizer import ChatTokenizer
-from memsearcher_jax.types import Completion, Outcome, Prompt, ScoredTrajectory, StopReason, Trajectory
+from memsearcher_jax.types import Completion, Outcome, Problem, Prompt, ScoredTrajectory, StopReason, Trajectory
 
 REWARD_DRAWS = 2**31 - 1  # folded into the key, so that answers and trajectories draw from different streams
 LARGEST = float(np.finfo(np.float32).max)  # reward: advantages are computed in float32
@@ -43,12 +43,17 @@ class RewardFn:
         A fault has no reward, whatever an agent or a function of a user's says. Raises ConnectionError where answerer
         or judge complete nothing at all.
         """
-        answerer, judge = completing_once(self.answerer, key), completing_once(self.judge, key)
+        answerer = completing_once(self.answerer, key)
+        judge = completing_once(self.judge, key)
         scoring = Scoring(self.tokenizer, answerer, judge, notify, evaluation=self.evaluation)
         scored = agent_rewards(self.agent, trajectories, scoring)
         if self.agent.reward.function:
             scored = own_rewards(self.agent.reward.function, scored)
-        return [_unrewarded(one, one.reason) if one.trajectory.outcome.stop.is_fault else one for one in scored]
+        rewarded = []
+        for trajectory in scored:
+            is_fault = trajectory.trajectory.outcome.stop.is_fault
+            rewarded.append(_unrewarded(trajectory, trajectory.reason) if is_fault else trajectory)
+        return rewarded
 
     def answer(self, pairs: Sequence[tuple[Any, str]], key: jax.Array) -> list[Completion]:
         """The answers to (memory, question) pairs, of an agent that reads texts into a memory."""
@@ -58,19 +63,31 @@ class RewardFn:
 
 def agent_rewards(agent: Agent, trajectories: Sequence[Trajectory], scoring: Scoring) -> list[ScoredTrajectory]:
     """The rewards of the agent. What a user's agent says wrong, or raises, makes faults, without a reward."""
-    if is_own := agent.config.workflow.endswith(".py"):
-        trajectories = list(map(_writable, trajectories))
+    is_own = agent.config.workflow.endswith(".py")
+    if is_own:
+        trajectories = [_writable(trajectory) for trajectory in trajectories]
     try:
         scored = list(agent.rewards(trajectories, scoring))
-        found = [one.trajectory for one in scored if isinstance(one, ScoredTrajectory)]
-        names, given = ([(one.problem, one.rollout) for one in some] for some in (found, trajectories))
-        if len(scored) != len(found) or names != given:
+        if not _score_all(scored, trajectories):
             raise TypeError(f"rewards returns a ScoredTrajectory for each trajectory, in order, not {scored!r:.200}")
     except (Exception, SystemExit) as error:  # a command line that it calls may exit
         if not is_own or isinstance(error, ConnectionError | RunEnded):
             raise
-        return [_lost(ScoredTrajectory(one, math.nan), described(error)) for one in trajectories]
-    return [_checked(one, agent) for one in scored]
+        reason = described(error)
+        return [_lost(ScoredTrajectory(trajectory, math.nan), reason) for trajectory in trajectories]
+    return [_checked(trajectory, agent) for trajectory in scored]
+
+
+def _score_all(scored: Sequence[Any], trajectories: Sequence[Trajectory]) -> bool:
+    """Whether these are scored trajectories, one for each of the others, in their order."""
+    if not all(isinstance(item, ScoredTrajectory) for item in scored):
+        return False
+    return _rollouts([item.trajectory for item in scored]) == _rollouts(trajectories)
+
+
+def _rollouts(trajectories: Sequence[Trajectory]) -> list[tuple[Problem, int]]:
+    """What identifies each trajectory."""
+    return [(trajectory.problem, trajectory.rollout) for trajectory in trajectories]
 
 
 def _writable(trajectory: Trajectory) -> Trajectory:
@@ -86,57 +103,75 @@ def _writable(trajectory: Trajectory) -> Trajectory:
 def _checked(scored: ScoredTrajectory, agent: Agent) -> ScoredTrajectory:
     """The trajectory with its numbers as Python's, or as a fault where they are none of float32. NaN: no reward."""
     try:
+        reward = float(scored.reward)
+        context_rewards = tuple(float(value) for value in scored.context_rewards)
         scores = {name: float(value) for name, value in scored.scores.items()}
-        reward, *each = map(float, (scored.reward, *scored.context_rewards))
     except (TypeError, ValueError, ArithmeticError) as error:
         return _lost(scored, f"rewards returned what is no number: {error}")
-    if wrong := [one for one in (reward, *each, *scores.values()) if abs(one) > LARGEST]:
-        return _lost(scored, f"rewards returned {wrong[0]}: it must be finite, also in float32")
+    for value in (reward, *context_rewards, *scores.values()):
+        if abs(value) > LARGEST:
+            return _lost(scored, f"rewards returned {value}: it must be finite, also in float32")
     contexts = len(scored.trajectory.contexts)
-    if len(each) != contexts and (each or agent.rewards_per == "context"):
-        return _lost(scored, f"rewards returned {len(each)} context_rewards for {contexts} contexts")
-    return replace(scored, reward=reward, reason=str(scored.reason), scores=scores, context_rewards=tuple(each))
+    are_expected = bool(context_rewards) or agent.rewards_per == "context"
+    if are_expected and len(context_rewards) != contexts:
+        return _lost(scored, f"rewards returned {len(context_rewards)} context_rewards for {contexts} contexts")
+    return replace(scored, reward=reward, reason=str(scored.reason), scores=scores, context_rewards=context_rewards)
 
 
 def own_rewards(file: str, scored: Sequence[ScoredTrajectory]) -> list[ScoredTrajectory]:
     """The trajectories with the rewards of a user's function. Where it fails they are faults, without a reward."""
-    function, rewarded = load_named(file, "reward.function", "reward"), list[ScoredTrajectory]()
-    groups = list[list[ScoredTrajectory]]()
-    for one in scored:
-        # Not by the problem: two neighbours may be the same, or have one id.
-        if not groups or one.trajectory.rollout <= groups[-1][-1].trajectory.rollout:
-            groups.append([])
-        groups[-1].append(one)
-    for group in groups:
+    function = load_named(file, "reward.function", "reward")
+    rewarded = list[ScoredTrajectory]()
+    for group in _groups(scored):
         try:
-            values = function([one.trajectory for one in group])
+            values = function([member.trajectory for member in group])
             if isinstance(values, str | bytes | Mapping | Set):
                 raise TypeError(f"returned {values!r:.200}: it must be a list")
-            if len(values := list(values)) != len(group):
+            values = list(values)
+            if len(values) != len(group):
                 raise ValueError(f"{len(values)} rewards for {len(group)} trajectories")
         except (Exception, SystemExit) as error:
-            rewarded += [_lost(one, described(error)) for one in group]
+            reason = described(error)
+            rewarded += [_lost(member, reason) for member in group]
         else:
-            rewarded += map(_rewarded, group, values)
+            rewarded += [_rewarded(member, value) for member, value in zip(group, values, strict=True)]
     return rewarded
+
+
+def _groups(scored: Sequence[ScoredTrajectory]) -> list[list[ScoredTrajectory]]:
+    """The rollouts of each problem. They are adjacent, and their numbers rise.
+
+    They are not told apart by the problem: two neighbours may be the same problem, or have one id.
+    """
+    groups = list[list[ScoredTrajectory]]()
+    for trajectory in scored:
+        is_next_rollout = bool(groups) and trajectory.trajectory.rollout > groups[-1][-1].trajectory.rollout
+        if is_next_rollout:
+            groups[-1].append(trajectory)
+        else:
+            groups.append([trajectory])
+    return groups
 
 
 def _rewarded(scored: ScoredTrajectory, value: Any) -> ScoredTrajectory:
     """The trajectory with a reward, or with a reward of each of its contexts, whose mean is then its own."""
-    contexts = scored.trajectory.contexts
     if scored.trajectory.outcome.stop.is_fault:
         return scored
+    contexts = len(scored.trajectory.contexts)
     try:
-        listed = np.ndim(value) > 0
-        each = tuple(map(float, value)) if listed else (float(value),) * len(contexts)
-        reward = sum(each) / len(contexts) if listed else float(value)
+        if np.ndim(value) > 0:
+            context_rewards = tuple(float(reward) for reward in value)
+            reward = sum(context_rewards) / contexts
+        else:
+            reward = float(value)
+            context_rewards = (reward,) * contexts
     except (TypeError, ValueError, ArithmeticError):
         return _lost(scored, f"reward.function returned {value!r:.200}: it must be a number, or one for each context")
-    if len(each) != len(contexts):
-        return _lost(scored, f"reward.function returned {len(each)} rewards for {len(contexts)} contexts")
-    if not all(abs(one) <= LARGEST for one in (reward, *each)):
+    if len(context_rewards) != contexts:
+        return _lost(scored, f"reward.function returned {len(context_rewards)} rewards for {contexts} contexts")
+    if not all(abs(number) <= LARGEST for number in (reward, *context_rewards)):
         return _lost(scored, f"reward.function returned {value!r:.200}: it must be finite, also in float32")
-    return replace(scored, reward=reward, reason="reward.function", context_rewards=each)
+    return replace(scored, reward=reward, reason="reward.function", context_rewards=context_rewards)
 
 
 def _lost(scored: ScoredTrajectory, error: str) -> ScoredTrajectory:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+import enum
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -31,6 +31,17 @@ from memsearcher_jax.training.update import TrainState
 
 REWARD_SETTINGS = ("evaluation.", "data.", "reward.", "memalpha.", "answerer.", "judge.")
 """Settings after whose change rewards are not comparable with earlier ones."""
+
+
+class TrainedBy(enum.Enum):
+    """The command that trains a run. `meta_field`: of the meta of its checkpoints, which no other command writes."""
+
+    RL = "launch/tpu_train.py", "position"
+    SFT = "launch/sft.py", "trajectories"
+
+    def __init__(self, command: str, meta_field: str):
+        self.command = command
+        self.meta_field = meta_field
 
 
 @dataclass
@@ -121,7 +132,8 @@ def open_reward_fn(
     if not run.agent.needs_completers:
         return RewardFn(run.agent, run.tokenizer, evaluation=evaluation)
     if evaluation and config.model.path and is_run(config.model.path):
-        trained, seed = load_weights.trained_model(config.model.path), read_run_config(config.model.path).seed
+        trained = load_weights.trained_model(config.model.path)
+        seed = read_run_config(config.model.path).seed
         model = replace(config.model, path=trained.path, adapter=trained.adapter, lora_rank=trained.lora_rank)
         initial_step = checkpoint.run_meta(checkpoints_of(config.model.path), trained).get("initial_step")
         run = replace(run, config=replace(config, seed=seed, model=model))
@@ -139,51 +151,86 @@ def open_state(
     `settings`: as they were given, if the run reads its own copies of files. What has changed is found by comparing
     them with those of the checkpoint.
     """
-    needs_weights, settings = needs_initial_weights(run.config), settings or run.config
-    state, meta = open_policy(run, folder, "position", partial(_make_trainer, run), needs_weights)
-    if "position" not in meta:
+    settings = settings or run.config
+    needs_weights = needs_initial_weights(run.config)
+    state, meta = open_policy(run, folder, TrainedBy.RL, partial(_make_trainer, run), needs_weights)
+    is_new = TrainedBy.RL.meta_field not in meta
+    if is_new:
         return state, SavedProgress(settings, initial_step=meta["initial_step"])
     changed = tuple(differences(from_dict(meta["settings"]), settings))
     health = HealthState(**meta["health"])
-    if any(name.startswith(REWARD_SETTINGS) for name, *_ in changed):
+    if any(name.startswith(REWARD_SETTINGS) for name, _, _ in changed):
         health = health.without_rewards()
     state.restore(state.train, health.rollbacks)
-    saved = meta["inputs"], meta["position"], meta["initial_step"], meta.get("carried", "")
-    return state, SavedProgress(settings, *saved, health, changed)
+    progress = SavedProgress(
+        settings,
+        inputs=meta["inputs"],
+        position=meta["position"],
+        initial_step=meta["initial_step"],
+        carried=meta.get("carried", ""),
+        health=health,
+        changed=changed,
+    )
+    return state, progress
 
 
 def open_policy(
-    run: Run, folder: Path | None, field: str, make_trainer: Callable[[Params], Trainer], needs_weights: bool
+    run: Run,
+    folder: Path | None,
+    trained_by: TrainedBy,
+    make_trainer: Callable[[Params], Trainer],
+    needs_weights: bool,
 ) -> tuple[RunState, dict[str, Any]]:
     """The policy at step 0, or at the newest intact checkpoint of the run in `folder`, and the meta of that.
 
-    `field`: of the meta of this trainer, and not of the other one. `make_trainer` gets the initial weights; where the
-    run goes on, only if `needs_weights`. Raises ValueError if the other trainer has trained the run, FileNotFoundError
-    if it needs weights that were a checkpoint which no longer exists.
+    `make_trainer` gets the initial weights; where the run goes on, only if `needs_weights`. Raises ValueError if
+    another command has trained the run, FileNotFoundError if it needs weights that were a checkpoint which no longer
+    exists.
     """
-    model, mesh = run.config.model, run.meshes.train
-    optimizer, step, train = update.make_optimizer(run.config.training), 0, None
-    # The run in model.path may go on, but this one must find the same weights again when it resumes.
-    meta: dict[str, Any] = {"initial_step": load_weights.newest_step(model.path) if model.path else None}
+    model = run.config.model
+    mesh = run.meshes.train
+    optimizer = update.make_optimizer(run.config.training)
     with jax.set_mesh(mesh):
         target = update.abstract_state(model, optimizer, mesh)
-        with contextlib.suppress(FileNotFoundError):  # the run is new, or was stopped before its first checkpoint
-            if folder:
-                step, train, meta = checkpoint.restore_latest(checkpoints_of(folder), model, target, _warn)
-                require_trained(folder, field, meta)
-        params = initial_params(run, meta["initial_step"]) if train is None or needs_weights else {}
-        trainer = make_trainer(params)
-        if train is None:
-            params = initial_adapters(run) if model.lora_rank else params
-            train = update.init_state(params, model, optimizer, mesh)
-    return RunState(run, trainer, train, step), meta
+        newest = _newest_checkpoint(run, folder, target)
+        if newest is None:
+            # The run in model.path may go on, but this one must find the same weights again when it resumes.
+            initial_step = load_weights.newest_step(model.path) if model.path else None
+            params = initial_params(run, initial_step)
+            trainer = make_trainer(params)
+            trained = initial_adapters(run) if model.lora_rank else params
+            train = update.init_state(trained, model, optimizer, mesh)
+            return RunState(run, trainer, train), {"initial_step": initial_step}
+
+        assert folder is not None, "only a folder has checkpoints"
+        require_trained(folder, trained_by, newest.meta)
+        params = initial_params(run, newest.meta["initial_step"]) if needs_weights else {}
+        return RunState(run, make_trainer(params), newest.train, newest.step), newest.meta
 
 
-def require_trained(folder: Path, field: str, meta: Mapping[str, Any]) -> None:
-    """Raises ValueError where the meta of a checkpoint lacks a field that only one of the two trainers writes."""
-    if field not in meta:
-        other = "tpu_train" if "position" in meta else "sft"
-        raise ValueError(f"{folder} was trained by launch/{other}.py: resume it with that, or give it to --checkpoint")
+class _Checkpoint(NamedTuple):
+    step: int
+    train: TrainState
+    meta: dict[str, Any]
+
+
+def _newest_checkpoint(run: Run, folder: Path | None, target: TrainState) -> _Checkpoint | None:
+    """The newest intact one of the run in `folder`; None if it is new, or was stopped before its first checkpoint."""
+    if folder is None:
+        return None
+    try:
+        return _Checkpoint(*checkpoint.restore_latest(checkpoints_of(folder), run.config.model, target, _warn))
+    except FileNotFoundError:
+        return None
+
+
+def require_trained(folder: Path, trained_by: TrainedBy, meta: Mapping[str, Any]) -> None:
+    """Raises ValueError where the meta of a checkpoint shows that another command has trained the run in `folder`."""
+    if trained_by.meta_field in meta:
+        return
+    others = [other.command for other in TrainedBy if other.meta_field in meta]
+    other = others[0] if others else "another command"
+    raise ValueError(f"{folder} was trained by {other}: resume it with that, or give it to --checkpoint")
 
 
 def needs_initial_weights(config: RunConfig) -> bool:
@@ -194,10 +241,13 @@ def needs_initial_weights(config: RunConfig) -> bool:
 
 
 def _make_trainer(run: Run, initial_params: Params) -> Trainer:
-    config, mesh, teacher = run.config, run.meshes.train, None
-    if path := config.teacher.path:
+    config = run.config
+    mesh = run.meshes.train
+    teacher = None
+    if config.teacher.path:
         model = load_weights.teacher_model(config)
-        teacher = model, load_weights.load_params(path, model, mesh, model.compute_dtype)
+        params = load_weights.load_params(config.teacher.path, model, mesh, model.compute_dtype)
+        teacher = model, params
     return make_trainer(
         config.model,
         config.training,

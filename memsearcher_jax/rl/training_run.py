@@ -30,17 +30,22 @@ def open_collector(state: RunState, start: SavedProgress, hosts: Hosts | None = 
 
     Raises ValueError if trajectories that it carries cannot go on under these settings, or a service's do not suffice.
     """
-    run, hosts = state.run, hosts or Hosts()
-    problems, rl = run.problems, run.config.rl
+    run = state.run
+    hosts = hosts or Hosts()
+    problems = run.problems
+    rl = run.config.rl
     driver = make_driver(run, check=hosts.check)
     carried = Carried(state.step)
     if start.carried:  # also without rl.carry_over, which cannot go on with them
         carried = carry_over.from_text(start.carried, problems.train, driver, start.changed)
     reward_fn = open_reward_fn(run, start.initial_step, check=hosts.check)
-    parts = run, driver, reward_fn, ProblemLoader(problems.train, run.config.seed), hosts, start.position
+    loader = ProblemLoader(problems.train, run.config.seed)
     if rl.carry_over:
-        return CarryOver(*parts, carried=carried.share(hosts.share(rl.prompts_per_step)))
-    return DynamicSampling(*parts) if rl.refill else Collector(*parts)
+        own = carried.share(hosts.share(rl.prompts_per_step))
+        return CarryOver(run, driver, reward_fn, loader, hosts, start.position, carried=own)
+    if rl.refill:
+        return DynamicSampling(run, driver, reward_fn, loader, hosts, start.position)
+    return Collector(run, driver, reward_fn, loader, hosts, start.position)
 
 
 def train_run(
@@ -57,7 +62,8 @@ def train_run(
     On several hosts the first one writes, and only it has a writer; it writes a profile of `profiled_step`.
     Raises RunEnded where the run ends earlier.
     """
-    run, hosts = state.run, collector.hosts
+    run = state.run
+    hosts = collector.hosts
     config = run.config
     eval_driver = make_driver(run, evaluation=True, check=hosts.check, engine=collector.driver.engine)
     evaluator = Evaluator(run, eval_driver, replace(collector.reward_fn, evaluation=True), hosts)

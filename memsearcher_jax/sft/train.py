@@ -21,7 +21,7 @@ from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.rl.recorder import Recorder
 from memsearcher_jax.rl.rng import named_rng
 from memsearcher_jax.rl.setup import Run
-from memsearcher_jax.rl.state import RunState, open_policy
+from memsearcher_jax.rl.state import RunState, TrainedBy, open_policy
 from memsearcher_jax.runs.run_dir import checkpoints_of
 from memsearcher_jax.sft.recorded import RecordedData
 from memsearcher_jax.training.checkpoint import Checkpoints
@@ -42,7 +42,7 @@ def open_state(run: Run, data: RecordedData, folder: Path | None = None) -> tupl
     without_a_reference = {"objective": "grpo", "kl_coefficient": 0.0, "old_logprobs": "sampler", "tis_cap": 0.0}
     training = replace(run.config.training, **without_a_reference)
     make = partial(make_trainer, model, training, mesh, method="sft", temperature=1.0, steps=data.steps)
-    state, meta = open_policy(run, folder, "trajectories", make, bool(model.lora_rank))
+    state, meta = open_policy(run, folder, TrainedBy.SFT, make, bool(model.lora_rank))
     if meta.setdefault("trajectories", data.checksum) != data.checksum:
         raise ValueError(f"sft.trajectories or sft.held_out are other files than when {folder} was begun")
     for name, then, now in differences(from_dict(meta["settings"]), run.config) if "settings" in meta else ():
