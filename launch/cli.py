@@ -26,6 +26,7 @@ from typing import Annotated, Any, TypeVar
 import tyro
 
 from memsearcher_jax import python_files
+from memsearcher_jax.agent.harness import open_harness
 from memsearcher_jax.agent.tool_functions import file_tools
 from memsearcher_jax.checks import check, check_agent, check_ranges
 from memsearcher_jax.config import RunConfig, agent_of, differences, from_dict, to_dict
@@ -154,6 +155,9 @@ def open_own_files(config: RunConfig) -> None:
     """
     if config.has_own_agent:
         check_agent(config, agent_of(config))
+    if config.agent.harness:
+        preconditions.require_extra("serve", "fastapi", "uvicorn")
+        open_harness(config.agent.harness)
     for file in config.agent.tools:
         if not file.startswith("mcp:"):
             file_tools(file)

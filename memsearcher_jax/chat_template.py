@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from memsearcher_jax.model.hf_config import transformers
 from memsearcher_jax.tokenizer import FIXED_DATE, ChatTokenizer
 
@@ -95,7 +97,10 @@ class ChatTemplate:
 
     @cached_property
     def _library(self) -> Any:
-        return transformers().PreTrainedTokenizerFast.from_pretrained(self.tokenizer.folder, local_files_only=True)
+        fast = transformers().PreTrainedTokenizerFast
+        if self.tokenizer.folder:
+            return fast.from_pretrained(self.tokenizer.folder, local_files_only=True)
+        return fast(tokenizer_object=Tokenizer.from_str(self.tokenizer.definition))
 
     @cached_property
     def _template(self) -> str:

@@ -61,7 +61,7 @@ class RunConfig:
     @property
     def has_own_agent(self) -> bool:
         """Whether a file of the user's holds the agent."""
-        return self.agent.workflow.endswith(".py")
+        return self.agent.workflow.endswith(".py") and not self.agent.harness
 
     def resolved(self) -> RunConfig:
         """The config that a run works with: `training.old_logprobs auto` is resolved.

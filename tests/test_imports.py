@@ -50,7 +50,7 @@ PACKAGES = {
 LIBRARIES = {f"{PACKAGE}.{name}" for name in PACKAGES} | {CONFIG, TOKENIZER, CHAT_TEMPLATE, *SHARED, "numpy", "jax"}
 # Each of these packages may import the preceding ones.
 PACKAGES["runs"] = LIBRARIES | {"fsspec", "huggingface_hub"}
-PACKAGES["rl"] = LIBRARIES | {RUNS, "mcp"}
+PACKAGES["rl"] = LIBRARIES | {RUNS, "mcp", *WEB}
 PACKAGES["sft"] = LIBRARIES | {RUNS, RL}
 PACKAGES["planning"] = LIBRARIES | {RUNS}
 PACKAGES["serving"] = LIBRARIES | {RUNS, RL, "fastapi", "pydantic", "starlette", "mcp"}
@@ -60,7 +60,7 @@ MODULES = {
     **{name: set() for name in ("__init__", *NAMES)},
     "ranges": {"annotated_types"},
     "tokenizer": {AGENT, MODEL, TYPES, "tokenizers"},
-    "chat_template": {MODEL, TOKENIZER},
+    "chat_template": {MODEL, TOKENIZER, "tokenizers"},
     # Every command imports these two before JAX; a test below checks that they do not import JAX.
     "config": {AGENT, *SETTINGS, JSONL, RANGES, PYTHON_FILES, "annotated_types"},
     "checks": {AGENT, CONFIG, *SETTINGS, f"{PACKAGE}.data.benchmarks", RANGES},

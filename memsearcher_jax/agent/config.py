@@ -71,6 +71,12 @@ class AgentConfig:
     """Passages per query if the call gives no top_n."""
     max_top_n: Count = 20
     """Maximum passages per query, whatever the call asks for."""
+    harness: str = ""
+    """An agent of another framework in place of `workflow`: FILE.py with an `async def` of the file's name that gets
+    (problem, client), or a command such as "python my_agent.py". It asks the policy by OpenAI's chat completions, and
+    returns or prints an answer, a reward, or both (docs/extend.md)."""
+    harness_timeout: Positive = 600.0
+    """Seconds after which a trajectory of a harness is lost as a fault."""
     on_search_error: Literal["stop", "show"] = "stop"
     """A failed search ends the trajectory (stop) or is shown to the model as the tool's result (show)."""
 

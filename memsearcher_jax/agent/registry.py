@@ -10,6 +10,7 @@ from pathlib import Path
 
 from memsearcher_jax.agent.base import Agent, QuestionAgent
 from memsearcher_jax.agent.config import AgentConfig, RewardConfig
+from memsearcher_jax.agent.harness import Harness
 from memsearcher_jax.agent.mem1 import Mem1
 from memsearcher_jax.agent.memagent import MemAgent
 from memsearcher_jax.agent.memalpha.agent import Memalpha
@@ -35,8 +36,8 @@ AGENTS: dict[str, type[Agent]] = {
 def make_agent(
     config: AgentConfig, reward: RewardConfig | None = None, memalpha: MemalphaConfig | None = None
 ) -> Agent:
-    """The agent that `config.workflow` names. Raises ValueError or OSError in one line."""
-    found = agent_class(config.workflow)
+    """The agent that `config.workflow` names, or that of `config.harness`. Raises ValueError or OSError in one line."""
+    found = Harness if config.harness else agent_class(config.workflow)
     try:
         return found(config, reward or RewardConfig(), memalpha or MemalphaConfig())
     except TypeError as error:  # an __init__ of a user's class

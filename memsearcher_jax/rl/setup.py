@@ -96,12 +96,18 @@ def prepare(
     problems = ProblemSplits((), questions) if questions else open_problems(config, workspace / DATA, training=training)
     everything = itertools.chain(problems.train, problems.test)
     agent.check_problems(everything, tokenizer.count, has_judge=config.judge.backend != "none")
-    if config.has_own_agent or config.reward.function:
+    if (config.has_own_agent or config.reward.function) and not config.agent.harness:
         probe(agent, tokenizer, next(itertools.chain(problems.train, problems.test)))
     if training:
         config = with_steps(config, len(problems.train))
-    searcher = open_search(config, index or workspace / INDEX, max_outage) if agent.searches else None
+    searcher = open_search(config, index or workspace / INDEX, max_outage) if needs_search(config, agent) else None
     return Run(config, agent, meshes, tokenizer, searcher, problems, tools)
+
+
+def needs_search(config: RunConfig, agent: Agent) -> bool:
+    """Whether the run opens an index: for an agent that searches, and for a harness where there is one to search."""
+    has_index = config.data.is_synthetic or not has_synthetic_passages(config)
+    return agent.searches or (bool(config.agent.harness) and has_index)
 
 
 def open_tokenizer(model: ModelConfig) -> ChatTokenizer:
@@ -234,7 +240,22 @@ def make_driver(
         params, agent = replace(params, temperature=config.evaluation.temperature), evaluation_agent(run)
     engine = engine or Engine(config.model, config.sampling, run.tokenizer.stop_ids, run.meshes.local)
     start = partial(agent.start, token_counter=run.tokenizer)
-    return RolloutDriver(engine, run.tokenizer, start, make_backends(run), check, params)
+    if not config.agent.harness:
+        return RolloutDriver(engine, run.tokenizer, start, make_backends(run), check, params)
+    from memsearcher_jax.rl.harness import HarnessDriver  # which needs FastAPI
+
+    return HarnessDriver(
+        engine,
+        run.tokenizer,
+        start,
+        make_backends(run),
+        check,
+        params,
+        harness=config.agent.harness,
+        timeout=config.agent.harness_timeout,
+        max_tokens=config.agent.completion_tokens,
+        fixed_sampling=not evaluation,
+    )
 
 
 def make_backends(run: Run) -> dict[str, Backend]:

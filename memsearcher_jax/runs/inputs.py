@@ -156,6 +156,8 @@ def own_code(config: RunConfig) -> list[OwnCode]:
     for setting, value in (("agent.workflow", config.agent.workflow), ("reward.function", config.reward.function)):
         if value.endswith(".py"):
             found.append(OwnCode(setting, value))
+    if config.agent.harness:  # also a command: a run's settings start no program by themselves
+        found.append(OwnCode("agent.harness", config.agent.harness))
     if not config.agent.replay:
         found += [OwnCode("agent.tools", value) for value in config.agent.tools]
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from memsearcher_jax.agent.harness import is_file
 from memsearcher_jax.agent.prompts import packaged
 from memsearcher_jax.config import RunConfig, settings, with_settings
 from memsearcher_jax.data.benchmarks import BENCHMARKS
@@ -13,7 +14,7 @@ from memsearcher_jax.runs import hub
 from memsearcher_jax.python_files import CodeName
 from memsearcher_jax.runs.run_dir import PACKAGED
 
-CODE = ("agent.workflow", "agent.tools", "reward.function")  # Python files, or names and addresses
+CODE = ("agent.workflow", "agent.harness", "agent.tools", "reward.function")  # Python files, or names and addresses
 PATHS: dict[str, Iterable[str]] = {
     "agent.prompts": packaged(),
     "agent.replay": (),
@@ -41,7 +42,7 @@ def with_paths(config: RunConfig, change: Callable[[str], str]) -> RunConfig:
 
 def is_python_file(value: str) -> bool:
     """Whether the value of a setting in CODE names a file, and not a command that ends with one."""
-    return value.endswith(".py") and not value.startswith("mcp:")
+    return not value.startswith("mcp:") and is_file(value)
 
 
 def _changed(name: str, value: Any, change: Callable[[str], str]) -> Any:

@@ -1,0 +1,674 @@
+"""Rollouts of a harness: an agent of another framework, which asks the policy over HTTP.
+
+While a rollout runs, an endpoint on the loopback address answers OpenAI's chat completions. The API key of a request
+names its trajectory, and every request is a generation. One whose messages continue a reply extends the context of that
+reply: its ids stay as they were sampled, and only the new messages are rendered. Any other request opens a context. So
+a harness that compacts its history, edits its messages or asks from sub-agents has several contexts, all of which carry
+the advantage of its trajectory.
+
+A request holds a slot of the engine while it generates and no longer. So no trajectory waits for a slot that another
+one holds between its requests, and a trajectory may ask any number of times at once. The pages of an extended context
+are usually still in the cache, from which the next request takes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import queue
+import re
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent import futures
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from inspect import iscoroutinefunction
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import Field
+from starlette.exceptions import HTTPException
+
+from memsearcher_jax.agent.harness import HarnessOutcome, open_harness, outcome_of, parse_output, parse_result
+from memsearcher_jax.chat_template import ChatMessage, ChatTemplate, ToolCall, parse_tool_calls
+from memsearcher_jax.http import chat
+from memsearcher_jax.http.server import first_error
+from memsearcher_jax.python_files import described
+from memsearcher_jax.rl.metrics import RolloutStats, device_memory
+from memsearcher_jax.rl.rollout import Job, Params, Rollout, RolloutDriver
+from memsearcher_jax.rl.tool_executor import respond
+from memsearcher_jax.sampling.config import SamplingParams
+from memsearcher_jax.sampling.scheduler import FinishedGeneration
+from memsearcher_jax.types import Completion, Context, FinishReason, Problem, Query, Search, StopReason, Turn
+
+MODEL = "policy"
+"""The name of the model at the endpoint."""
+SPARE_TRAJECTORIES = 0.5  # more than there are slots, as a share of them: a harness is busy between its requests
+IDLE_SECONDS = 0.2  # without looking whether the run is to stop
+LAST_ERROR_CHARACTERS = 500
+UNSUPPORTED = tuple(name for name in chat.UNSUPPORTED if name != "seed")
+
+
+class HarnessRequest(chat.ChatRequest):
+    """A chat completion as harnesses ask for it."""
+
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    stop: str | list[str] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @property
+    def stops(self) -> list[str]:
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [text for text in stops if text]
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The tools that the reply may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    def conversation(self) -> tuple[ChatMessage, ...]:
+        """The messages; a developer's are the system's."""
+        messages = []
+        for message in self.messages:
+            role = "system" if message.role == "developer" else message.role
+            parts = tuple(part.text for part in message.content)
+            calls = tuple(ToolCall(call.function.name, call.function.arguments) for call in message.tool_calls or [])
+            messages.append(ChatMessage(role, parts, calls))
+        return tuple(messages)
+
+
+class SearchRequest(chat.BaseModel):
+    query: str
+    top_n: int = Field(default=5, ge=1, le=100)
+
+
+@dataclass(frozen=True)
+class HarnessClient:
+    """What a harness in Python gets: the endpoint, as the openai package, LangChain or curl need it."""
+
+    base_url: str
+    api_key: str
+    model: str = MODEL
+
+
+@dataclass
+class _OpenContext:
+    """A context that later requests may extend."""
+
+    number: int
+    messages: tuple[ChatMessage, ...]  # with the last reply, as it was given; empty before the first reply
+    tools: str  # JSON
+    ids: np.ndarray  # int32
+    logprobs: np.ndarray  # float32, 0 where not sampled
+    sampled: np.ndarray  # bool
+    can_be_extended: bool = False  # while it generates, and after a reply that opened another turn, it cannot
+
+    @property
+    def ends_with_reply(self) -> bool:
+        return bool(len(self.sampled)) and bool(self.sampled[-1])
+
+
+@dataclass
+class _Session:
+    """One trajectory. The endpoint's thread changes it; the engine's thread reads it when the harness has ended."""
+
+    job: Job
+    key: str = field(default_factory=lambda: f"trajectory-{secrets.token_hex(16)}")
+    contexts: list[_OpenContext] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    requests: int = 0
+    altered_replies: int = 0
+    is_ended: bool = False
+    context_full: bool = False
+    is_finite: bool = True
+
+    def find(self, messages: Sequence[ChatMessage], tools: str) -> _OpenContext | None:
+        """The context with the longest conversation that the messages continue.
+
+        Counts requests that continue none because a reply came back altered.
+        """
+        found: _OpenContext | None = None
+        is_altered = False
+        for context in self.contexts:
+            length = len(context.messages)
+            if not length or len(messages) <= length or context.tools != tools:
+                continue
+            *earlier, reply = context.messages
+            if not all(map(_same_message, earlier, messages)):
+                continue
+            if not _same_reply(reply, messages[length - 1]):
+                is_altered = True
+            elif context.can_be_extended and (found is None or length > len(found.messages)):
+                found = context
+        if found is None and is_altered:
+            self.altered_replies += 1
+        return found
+
+    def counts(self) -> dict[str, int]:
+        return {
+            "requests": self.requests,
+            "contexts": len(self.contexts),
+            "altered_replies": self.altered_replies,
+        }
+
+
+def _same_message(one: ChatMessage, other: ChatMessage) -> bool:
+    """Whether two messages render alike; parts may be divided in another way."""
+    return one.role == other.role and one.text == other.text and _calls(one) == _calls(other)
+
+
+def _same_reply(reply: ChatMessage, echoed: ChatMessage) -> bool:
+    """Whether a reply came back as it was given.
+
+    These differences change nothing for the reader of the messages, whose ids stay as they were sampled: white space at
+    the ends of the text, a text in parts, and the white space and order of names in the arguments of a call.
+    """
+    return reply.role == echoed.role and reply.text.strip() == echoed.text.strip() and _calls(reply) == _calls(echoed)
+
+
+def _calls(message: ChatMessage) -> list[tuple[str, Any]]:
+    return [(call.name, call.arguments_object) for call in message.tool_calls]
+
+
+@dataclass(frozen=True)
+class _Generation:
+    """A request that waits for a slot, or for its tokens."""
+
+    session: _Session
+    context: _OpenContext  # with the ids that its reply follows
+    max_tokens: int
+    params: SamplingParams
+    find_stop: Callable[[Sequence[int]], int | None]
+    result: futures.Future[FinishedGeneration]
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """A harness that returned, or failed."""
+
+    session: _Session
+    outcome: HarnessOutcome
+
+
+@dataclass(frozen=True)
+class HarnessDriver(RolloutDriver):
+    """Makes rollouts of problems by a harness."""
+
+    harness: str = ""  # FILE.py, or a command
+    timeout: float = 600.0  # seconds after which a trajectory has failed
+    max_tokens: int = 512  # of a reply, unless the request asks for less
+    fixed_sampling: bool = True  # in training: a request cannot choose another temperature
+
+    def run(
+        self,
+        jobs: Iterable[Job],
+        params: Params,
+        key: jax.Array,
+        on_end: Callable[[Job, Rollout], None],
+        *,
+        version: int = 0,
+        should_continue: Callable[[], bool] = lambda: True,
+    ) -> RolloutStats:
+        """As `RolloutDriver.run`. Where `should_continue` returns False the trajectories under way do not end."""
+        began = time.monotonic()
+        waiting_jobs = jobs if isinstance(jobs, deque) else deque(jobs)
+        events: queue.SimpleQueue[_Generation | _Ended] = queue.SimpleQueue()
+        scheduler = self.engine.scheduler
+        most = max(1, round(scheduler.settings.slots * (1 + SPARE_TRAJECTORIES)))
+        waiting: deque[_Generation] = deque()
+        running: dict[int, _Generation] = {}  # by slot
+        kept_tokens = 0
+        active = 0
+        self.engine.start(params, key)
+        try:
+            with Endpoint(self, events) as endpoint:
+                while (active or waiting_jobs) and should_continue():
+                    self.check()
+                    while active < most and waiting_jobs:
+                        endpoint.begin(waiting_jobs.popleft())
+                        active += 1
+                    for event in _drain(events, wait=not (scheduler.active or waiting)):
+                        if isinstance(event, _Generation):
+                            waiting.append(event)
+                            continue
+                        active -= 1
+                        ended = _rollout(event, version)
+                        kept_tokens += sum(int(np.sum(context.sampled)) for context in ended.contexts)
+                        on_end(event.session.job, ended)
+                    for slot in scheduler.free_slots:
+                        if slot not in running and waiting:
+                            generation = waiting.popleft()
+                            self._open(slot, generation)
+                            running[slot] = generation
+                    if scheduler.active:
+                        for finished in self.engine.step():
+                            self._finish(running.pop(finished.slot), finished)
+        finally:
+            stats = self.engine.stop()
+            for generation in (*waiting, *running.values()):
+                generation.result.cancel()
+        memory = device_memory([device.memory_stats() for device in jax.local_devices()])
+        return RolloutStats(stats, time.monotonic() - began, (), memory, stats.generated_tokens - kept_tokens)
+
+    def _open(self, slot: int, generation: _Generation) -> None:
+        rng_stream = (generation.session.job.number, generation.context.number)
+        self.engine.scheduler.open_context(
+            slot,
+            generation.context.ids.tolist(),
+            rng_stream,
+            generation.max_tokens,
+            generation.params,
+            generation.find_stop,
+        )
+
+    def _finish(self, generation: _Generation, finished: FinishedGeneration) -> None:
+        """Records the sampled tokens in the context, frees the slot, and answers the request."""
+        recorded = self.engine.scheduler.pop_context(finished.slot)
+        context = generation.context
+        length = len(context.ids)
+        context.ids = np.asarray(recorded.ids, np.int32)
+        context.logprobs = np.concatenate([context.logprobs, np.asarray(recorded.logprobs, np.float32)[length:]])
+        context.sampled = np.concatenate([context.sampled, np.asarray(recorded.sampled, bool)[length:]])
+        generation.result.set_result(finished)
+
+
+def _drain(events: queue.SimpleQueue, *, wait: bool) -> list[_Generation | _Ended]:
+    """The events that have come; with `wait` it waits for one, for at most IDLE_SECONDS."""
+    found: list[_Generation | _Ended] = []
+    with contextlib.suppress(queue.Empty):
+        if wait:
+            found.append(events.get(timeout=IDLE_SECONDS))
+        while True:
+            found.append(events.get_nowait())
+    return found
+
+
+def _rollout(ended: _Ended, version: int) -> Rollout:
+    """The trajectory of a harness that has ended: all contexts with a reply."""
+    contexts = tuple(
+        Context(tuple(context.ids.tolist()), tuple(context.logprobs.tolist()), tuple(context.sampled.tolist()), version)
+        for context in ended.session.contexts
+        if context.sampled.any()
+    )
+    return Rollout(contexts, (), ended.outcome)
+
+
+class Endpoint:
+    """The HTTP service of one rollout, and the harnesses that ask it; each has a thread with an event loop."""
+
+    def __init__(self, driver: HarnessDriver, events: queue.SimpleQueue):
+        self._driver = driver
+        self._events = events
+        self._template = ChatTemplate(driver.tokenizer)
+        self._sessions: dict[str, _Session] = {}  # by key
+        self._run = _open_harness(driver.harness)
+        self._harnesses = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __enter__(self) -> Endpoint:
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        config = uvicorn.Config(self._app(), log_level="critical", access_log=False, lifespan="off", ws="none")
+        self._server = uvicorn.Server(config)
+        self._server_thread = threading.Thread(target=self._serve, args=(listener,), daemon=True)
+        self._server_thread.start()
+        self._harness_thread = threading.Thread(target=self._harnesses.run_forever, daemon=True)
+        self._harness_thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for session in self._sessions.values():
+            session.is_ended = True
+        self._harnesses.call_soon_threadsafe(lambda: [task.cancel() for task in self._tasks])
+        deadline = time.monotonic() + 5.0
+        while self._tasks and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._harnesses.call_soon_threadsafe(self._harnesses.stop)
+        self._server.should_exit = True
+        self._server.force_exit = True
+        self._server_thread.join(timeout=5.0)
+
+    def _serve(self, listener: socket.socket) -> None:
+        asyncio.run(self._server.serve([listener]))
+
+    def begin(self, job: Job) -> None:
+        """Starts the harness on the problem of a job."""
+        session = _Session(job)
+        self._sessions[session.key] = session
+        self._harnesses.call_soon_threadsafe(self._start, session)
+
+    def _start(self, session: _Session) -> None:
+        task = self._harnesses.create_task(self._play(session))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _play(self, session: _Session) -> None:
+        """Runs the harness to its end, and reports its outcome."""
+        client = HarnessClient(self.base_url, session.key)
+        limit = self._driver.timeout
+        answer: str | None = None
+        reward: float | None = None
+        error = ""
+        try:
+            answer, reward = await asyncio.wait_for(self._run(session.job.problem, client), limit)
+        except TimeoutError:
+            error = f"the harness did not return within {limit:g} s (agent.harness_timeout)"
+        except asyncio.CancelledError:
+            return  # the rollout ends
+        except (Exception, SystemExit) as failure:
+            error = str(failure) if isinstance(failure, _ProcessError) else described(failure)
+        session.is_ended = True
+        if not error and not session.requests:
+            error = "the harness returned without a request to the model"
+        outcome = outcome_of(answer, reward, session.counts(), tuple(session.turns))
+        if not session.is_finite:
+            outcome = replace(outcome, stop=StopReason.NOT_FINITE, error="the policy's logits were not finite")
+        elif error and session.context_full:  # the policy's doing, which the harness did not handle
+            outcome = replace(outcome, stop=StopReason.CONTEXT_FULL, error=error)
+        elif error:
+            outcome = replace(outcome, stop=StopReason.FAULT, error=error)
+        self._events.put(_Ended(session, outcome))
+
+    def _app(self) -> FastAPI:
+        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+
+        @app.exception_handler(RequestValidationError)
+        async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+            location, reason = first_error(error)
+            return JSONResponse(chat.error_body(400, f"{location or 'body'}: {reason}", location or None), 400)
+
+        @app.exception_handler(HTTPException)
+        async def refused(request: Request, error: HTTPException) -> JSONResponse:
+            return JSONResponse(chat.error_body(error.status_code, error.detail), error.status_code)
+
+        @app.get("/v1/models")
+        async def models() -> JSONResponse:
+            return JSONResponse({"object": "list", "data": [_about_model()]})
+
+        @app.get("/v1/models/{name}")
+        async def model(name: str) -> JSONResponse:
+            if name != MODEL:
+                raise HTTPException(404, f"model: {name[:100]!r} is not served: use {MODEL!r}")
+            return JSONResponse(_about_model())
+
+        @app.post("/v1/search")
+        async def search(body: SearchRequest, request: Request) -> JSONResponse:
+            self._session(request)
+            wanted = Search((Query(body.query, body.top_n),))
+            response: Any = await asyncio.to_thread(respond, self._driver.backends, wanted)
+            (result,) = response
+            if result.error:
+                raise HTTPException(502, result.error)
+            return JSONResponse({"passages": [asdict(passage) for passage in result.passages]})
+
+        @app.post("/v1/chat/completions")
+        async def complete(body: HarnessRequest, request: Request) -> Response:
+            session = self._session(request)
+            if body.model != MODEL:
+                raise HTTPException(404, f"model: {body.model[:100]!r} is not served: use {MODEL!r}")
+            reply = await self._complete(session, body)
+            head = chat.head_of(MODEL)
+            usage = chat.usage_body(reply.prompt_tokens, reply.completion_tokens)
+            message = reply.message()
+            if not body.stream:
+                return JSONResponse(chat.completion_body(head, message, reply.finish_reason, usage))
+            events = _stream(head, message, reply.finish_reason, usage if body.includes_usage else None)
+            return StreamingResponse(events, media_type="text/event-stream")
+
+        return app
+
+    def _session(self, request: Request) -> _Session:
+        """The trajectory that the API key names."""
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        session = self._sessions.get(key.strip()) if scheme.lower() == "bearer" else None
+        if session is None:
+            raise HTTPException(401, "the API key names no trajectory: use the one that the harness was given")
+        if session.is_ended:
+            raise HTTPException(410, "the trajectory has ended: the harness returned, and asks on")
+        return session
+
+    def _params(self, body: HarnessRequest) -> SamplingParams:
+        """How the request samples. Raises HTTPException where it asks for what is not supported."""
+        unsupported = chat.unsupported_parameter(body.model_extra or {}, UNSUPPORTED)
+        if unsupported:
+            raise HTTPException(400, f"{unsupported}: the endpoint does not support it")
+        params = self._driver.sampling or self._driver.engine.scheduler.settings.params
+        given = {"temperature": body.temperature, "top_p": body.top_p}
+        changed = {name: value for name, value in given.items() if value not in (None, getattr(params, name))}
+        if self._driver.fixed_sampling:
+            if changed:
+                name, value = next(iter(changed.items()))
+                ours = getattr(params, name)
+                raise HTTPException(400, f"{name} {value:g}: training samples with {ours:g}; leave it out")
+            if body.seed is not None:
+                raise HTTPException(400, "seed: training draws by the run's seed; leave it out")
+        return replace(params, **changed)
+
+    async def _complete(self, session: _Session, body: HarnessRequest) -> _Reply:
+        """Generates the reply to a request, in the context that it continues or in a new one."""
+        params = self._params(body)
+        messages = body.conversation()
+        tools = body.offered_tools
+        tools_json = json.dumps(tools, sort_keys=True)
+        prefill = ""
+        if body.continue_final_message:
+            *rest, last = messages
+            if last.role != "assistant":
+                raise HTTPException(400, "continue_final_message: the last message must have the role assistant")
+            messages = tuple(rest)
+            prefill = last.text
+        if not messages:
+            raise HTTPException(400, "messages: there is none to reply to")
+        context = session.find(messages, tools_json)
+        try:
+            if context is None:
+                ids = self._template.prompt_ids(messages, tools, prefill)
+            else:
+                new = len(messages) - len(context.messages)
+                ended = context.ids[-1] in self._driver.tokenizer.end_ids
+                ids = self._template.continuation_ids(messages, tools, new, ended=ended, prefill=prefill)
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from None
+        length = len(ids) + (0 if context is None else len(context.ids))
+        if not self._driver.engine.scheduler.fits(None, length):
+            session.context_full = True
+            limit = self._driver.engine.scheduler.settings.context_tokens
+            reason = f"the messages have {length} tokens, and sampling.context_tokens is {limit}"
+            raise HTTPException(400, f"context_length_exceeded: {reason}")
+        if context is None:
+            empty = np.zeros(0, np.float32)
+            context = _OpenContext(len(session.contexts), (), tools_json, empty.astype(np.int32), empty, empty > 0)
+            session.contexts.append(context)
+        context.can_be_extended = False
+        context.ids = np.concatenate([context.ids, np.array(ids, np.int32)])
+        context.logprobs = np.concatenate([context.logprobs, np.zeros(len(ids), np.float32)])
+        context.sampled = np.concatenate([context.sampled, np.zeros(len(ids), bool)])
+        session.requests += 1
+        finished = await self._generate(session, context, body, params)
+        return self._reply(session, context, body, messages, prefill, finished)
+
+    async def _generate(
+        self, session: _Session, context: _OpenContext, body: HarnessRequest, params: SamplingParams
+    ) -> FinishedGeneration:
+        pattern = "|".join(map(re.escape, body.stops))
+        stop_at = partial(self._driver.tokenizer.find_stop, pattern) if pattern else None
+
+        def find_stop(ids: Sequence[int]) -> int | None:
+            if session.is_ended:
+                return len(ids)
+            return stop_at(ids) if stop_at else None
+
+        max_tokens = min(body.token_limit or self._driver.max_tokens, self._driver.max_tokens)
+        result: futures.Future[FinishedGeneration] = futures.Future()
+        self._events.put(_Generation(session, context, max_tokens, params, find_stop, result))
+        try:
+            finished = await asyncio.wrap_future(result)
+        except asyncio.CancelledError:
+            raise HTTPException(503, "the rollout ends") from None
+        if not finished.finite:
+            session.is_finite = False
+            raise HTTPException(500, "the policy's logits are not finite")
+        return finished
+
+    def _reply(
+        self,
+        session: _Session,
+        context: _OpenContext,
+        body: HarnessRequest,
+        messages: tuple[ChatMessage, ...],
+        prefill: str,
+        finished: FinishedGeneration,
+    ) -> _Reply:
+        completion = self._driver.tokenizer.completion(finished.ids, found_stop=finished.found_stop)
+        text = completion.text
+        for stop in body.stops:
+            text = text.partition(stop)[0]
+        content = text
+        calls: tuple[ToolCall, ...] = ()
+        if body.offered_tools:
+            content, calls = parse_tool_calls(text)
+        given = ChatMessage("assistant", (prefill + content,) if prefill else (content,), calls)
+        context.messages = (*messages, given)
+        # What follows a reply that opened a turn of its own would follow that turn.
+        context.can_be_extended = completion.finish is not FinishReason.FORGED_TURN
+        session.turns.append(Turn("", text, observation=messages[-1].text))
+        return _Reply(content, calls, completion, len(context.ids) - len(finished.ids), len(finished.ids))
+
+
+@dataclass(frozen=True)
+class _Reply:
+    """A reply as the harness gets it."""
+
+    content: str
+    calls: tuple[ToolCall, ...]
+    completion: Completion
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def finish_reason(self) -> str:
+        if self.calls:
+            return "tool_calls"
+        return "length" if self.completion.finish is FinishReason.LENGTH else "stop"
+
+    def message(self) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.calls:
+            message["tool_calls"] = [
+                {
+                    "id": f"call-{secrets.token_hex(8)}",
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in self.calls
+            ]
+        return message
+
+
+async def _stream(
+    head: Mapping[str, Any], message: Mapping[str, Any], finish_reason: str, usage: Mapping[str, int] | None
+) -> AsyncIterator[str]:
+    """A reply as server-sent events. It is complete before the first: tool calls are parsed out of the whole text."""
+    yield chat.chunk_event(head, {"role": "assistant", "content": message["content"]})
+    for index, call in enumerate(message.get("tool_calls", ())):
+        yield chat.chunk_event(head, {"tool_calls": [{"index": index, **call}]})
+    yield chat.chunk_event(head, {}, finish_reason)
+    if usage:
+        yield chat.usage_event(head, usage)
+    yield chat.STREAM_END
+
+
+def _about_model() -> dict[str, Any]:
+    return {"id": MODEL, "object": "model", "created": 0, "owned_by": "memsearcher_jax"}
+
+
+class _ProcessError(Exception):
+    """A program that failed; the message is one line."""
+
+
+RunHarness = Callable[[Problem, HarnessClient], Any]
+"""An asynchronous function that returns (answer, reward)."""
+
+
+def _open_harness(harness: str) -> RunHarness:
+    """The harness that the setting names. Raises ValueError or OSError in one line."""
+    opened = open_harness(harness)
+    if isinstance(opened, list):
+        return partial(_run_command, opened)
+    function = opened
+
+    async def run(problem: Problem, client: HarnessClient) -> tuple[str | None, float | None]:
+        if iscoroutinefunction(function):
+            return parse_result(await function(problem, client))
+        return parse_result(await _in_thread(function, problem, client))
+
+    return run
+
+
+async def _in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a function that may block, in a thread that does not keep the process alive."""
+    loop = asyncio.get_running_loop()
+    result = loop.create_future()
+
+    def finish(value: Any, error: BaseException | None) -> None:
+        if result.done():  # it timed out
+            return
+        if error is None:
+            result.set_result(value)
+        else:
+            result.set_exception(error)
+
+    def work() -> None:
+        value: Any = None
+        failure: BaseException | None = None
+        try:
+            value = function(*arguments)
+        except BaseException as error:
+            failure = error if isinstance(error, Exception) else RuntimeError(described(error))
+        with contextlib.suppress(RuntimeError):  # the rollout has ended
+            loop.call_soon_threadsafe(finish, value, failure)
+
+    threading.Thread(target=work, daemon=True).start()
+    return await result
+
+
+async def _run_command(
+    words: Sequence[str], problem: Problem, client: HarnessClient
+) -> tuple[str | None, float | None]:
+    """Runs a program, which gets the problem as JSON on its standard input, and prints its answer."""
+    environment = os.environ | {
+        "OPENAI_BASE_URL": client.base_url,
+        "OPENAI_API_KEY": client.api_key,
+        "OPENAI_MODEL": client.model,
+    }
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *words, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, start_new_session=True
+    )
+    content = json.dumps(asdict(problem), default=str).encode()
+    try:
+        output, errors = await process.communicate(content)
+    finally:
+        if process.returncode is None:  # it is stopped with all programs that it started
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    if process.returncode:
+        lines = [line for line in errors.decode("utf-8", "replace").splitlines() if line.strip()]
+        reason = lines[-1].strip()[:LAST_ERROR_CHARACTERS] if lines else "it printed no error"
+        raise _ProcessError(f"the harness ended with status {process.returncode}: {reason}")
+    return parse_output(output.decode("utf-8", "replace"))
