@@ -69,7 +69,7 @@ def _agent_errors(config: RunConfig, agent: Agent) -> Iterator[str]:
             "context for all turns: set it to 0, or choose memsearcher"
         )
     if rl.carry_over and config.agent.harness:
-        yield f"rl.carry_over {rl.carry_over} goes on with trajectories in later steps, and a harness cannot: set it to 0"
+        yield f"rl.carry_over {rl.carry_over} continues trajectories in later steps, and a harness cannot: set it to 0"
     if not agent.calls_tools and (config.agent.tools or config.agent.replay):
         yield f"agent.workflow {workflow} calls no tools: remove agent.tools and agent.replay"
     default_top_n = config.agent.default_top_n
