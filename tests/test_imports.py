@@ -12,20 +12,26 @@ PACKAGE = "memsearcher_jax"
 
 # What a package may import in addition to itself and the standard library: modules of this package or distributions.
 # A name includes all its submodules.
-NAMES = ("types", "jsonl", "ranges", "analyzer", "python_files")
-TYPES, JSONL, RANGES, ANALYZER, PYTHON_FILES = SHARED = [f"{PACKAGE}.{name}" for name in NAMES]
+NAMES = ("types", "jsonl", "ranges", "analyzer", "python_files", "canonical")
+TYPES, JSONL, RANGES, ANALYZER, PYTHON_FILES, CANONICAL = SHARED = [f"{PACKAGE}.{name}" for name in NAMES]
 CONFIG, TOKENIZER, CHAT_TEMPLATE = (f"{PACKAGE}.{name}" for name in ("config", "tokenizer", "chat_template"))
 AGENT, HTTP, RETRIEVAL, LOGS, REPORT = (
     f"{PACKAGE}.{name}" for name in ("agent", "http", "retrieval", "logs", "report")
 )
 OPS, MODEL, RUNS, RL = (f"{PACKAGE}.{name}" for name in ("ops", "model", "runs", "rl"))
 WEB = ("fastapi", "pydantic", "starlette", "uvicorn")
-DOCUMENTS = ("bs4", "markdown_it", "pypdf")
+DOCUMENTS = ("bs4", "html_to_markdown", "mammoth", "markdown_it", "pptx", "pypdfium2", "yaml")
 PACKAGES = {
     "agent": {TYPES, RANGES, PYTHON_FILES, "json_repair", "nltk", "pyrsistent", "rouge_score"},
-    "data": {TYPES, JSONL, RANGES, ANALYZER, *DOCUMENTS, "numpy", "pyarrow", "tensorflow_datasets"},
+    "data": {
+        *(TYPES, JSONL, RANGES, ANALYZER, CANONICAL, *DOCUMENTS),
+        *("numpy", "pyarrow", "sentencex", "tensorflow_datasets"),
+    },
     "http": {RANGES, "httpx2", *WEB},
-    "retrieval": {HTTP, TYPES, JSONL, RANGES, ANALYZER, "numpy", "pyarrow", "scann", "bm25s", "filelock", *WEB},
+    "retrieval": {
+        *(HTTP, TYPES, JSONL, RANGES, ANALYZER, CANONICAL),
+        *("numpy", "pyarrow", "scann", "bm25s", "filelock", *WEB),
+    },
     "ops": {"numpy", "jax"},
     # The only package that imports flax.
     "model": {
@@ -59,7 +65,8 @@ SETTINGS = {f"{PACKAGE}.{name}.config" for name in (*PACKAGES, "agent.memalpha")
 MODULES = {
     **{name: set() for name in ("__init__", *NAMES)},
     "ranges": {"annotated_types"},
-    "tokenizer": {AGENT, MODEL, TYPES, "tokenizers"},
+    "canonical": {TYPES},
+    "tokenizer": {AGENT, MODEL, TYPES, "numpy", "tokenizers"},
     "chat_template": {MODEL, TOKENIZER, "tokenizers"},
     # Every command imports these two before JAX; a test below checks that they do not import JAX.
     "config": {AGENT, *SETTINGS, JSONL, RANGES, PYTHON_FILES, "annotated_types"},
