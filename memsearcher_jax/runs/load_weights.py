@@ -17,6 +17,7 @@ from memsearcher_jax.runs.export_settings import EXPORT_FILE, read_export_config
 from memsearcher_jax.runs.inputs import read_inputs, weights_hash
 from memsearcher_jax.runs.run_dir import checkpoints_of, is_run, located, read_run_config
 from memsearcher_jax.training import checkpoint
+from memsearcher_jax.training.params_reader import ParamsReader
 
 LORA_FIELDS = ("lora_rank", "lora_alpha", "lora_targets")
 
@@ -165,7 +166,7 @@ def export(model: ModelConfig, out: Path, dtype: str, tokenizer: str, end_ids: S
     model = replace(model, param_dtype=dtype)
     has_all_weights = is_run(folder) and not read_run_config(folder).model.lora_rank
     if has_all_weights and not model.adapter:
-        saved = checkpoint.ParamsReader(checkpoints_of(folder), model)
+        saved = ParamsReader(checkpoints_of(folder), model)
         weights.save_streamed(out, model, saved.read, tokenizer, end_ids=end_ids, verify=saved.check)
     else:
         mesh = sharding.make_mesh(MeshConfig(1, 1, 1), jax.local_devices()[:1])

@@ -50,9 +50,12 @@ def token_logprobs(
         targets.append(Targets(batch.teacher_ids_BTK, batch.teacher_probability_BTK))
     # The prediction of token t + 1 is computed at position t.
     next_targets = jax.tree.map(partial(jnp.roll, shift=-1, axis=1), targets)
-    predicted = _target_scores(chunk, temperature, before.table_VD, before.hidden_BTD, next_targets, before.mask_BT)
+    predicted: Any = _target_scores(
+        chunk, temperature, before.table_VD, before.hidden_BTD, next_targets, before.mask_BT
+    )
     scores = [jnp.roll(score_BT, 1, axis=1) for score_BT in predicted]
-    entropy_BT, logprob_BT = scores[:2]
+    entropy_BT = scores[0]
+    logprob_BT = scores[1]
     teacher_BT = scores[2] if len(scores) > 2 else jnp.zeros_like(logprob_BT)
     return TokenScores(logprob_BT, entropy_BT, teacher_BT)
 

@@ -15,7 +15,8 @@ import tensorstore
 from memsearcher_jax.model import qwen
 from memsearcher_jax.model.sharding import abstract_params
 from memsearcher_jax.training import checkpoint
-from memsearcher_jax.training.checkpoint import Checkpoints, ParamsReader, latest_step, restore_params
+from memsearcher_jax.training.checkpoint import Checkpoints, latest_step, restore_params
+from memsearcher_jax.training.params_reader import ParamsReader
 from memsearcher_jax.training.update import abstract_state, init_state
 
 # When a read of a damaged array fails, orbax leaves other reads running, whose errors surface at garbage collection.
