@@ -37,11 +37,11 @@ def open_state(run: Run, data: RecordedData, folder: Path | None = None) -> tupl
 
     Raises ValueError if that run was begun with other files or other `FIXED_SETTINGS`.
     """
-    model, mesh = run.config.model, run.meshes.train
+    model = run.config.model
     # There is neither a reference policy nor a sampler to compare with.
     without_a_reference = {"objective": "grpo", "kl_coefficient": 0.0, "old_logprobs": "sampler", "tis_cap": 0.0}
     training = replace(run.config.training, **without_a_reference)
-    make = partial(make_trainer, model, training, mesh, method="sft", temperature=1.0, steps=data.steps)
+    make = partial(make_trainer, model, training, run.meshes.train, method="sft", temperature=1.0, steps=data.steps)
     state, meta = open_policy(run, folder, TrainedBy.SFT, make, bool(model.lora_rank))
     if meta.setdefault("trajectories", data.checksum) != data.checksum:
         raise ValueError(f"sft.trajectories or sft.held_out are other files than when {folder} was begun")
@@ -71,8 +71,9 @@ def train(
             while state.step < data.steps:
                 with recorder.step(state) as (metrics, timer):
                     recorded = data.step(state.step)
-                    metrics |= state.update([example for one in recorded for example in one.examples], timer)
-                    rewards = [one.reward for one in recorded]
+                    examples = [example for trajectory in recorded for example in trajectory.examples]
+                    metrics |= state.update(examples, timer)
+                    rewards = [trajectory.reward for trajectory in recorded]
                     metrics |= {"trajectories": len(recorded), "reward": float(np.mean(rewards))}
                     state.step += 1
                     if state.step % config.sft.measure_every == 0 or state.step == data.steps:
@@ -86,13 +87,17 @@ def train(
 def held_out_metrics(state: RunState, data: RecordedData) -> Metrics:
     """By source: cross entropy per sampled token, and the mean probability of all the sampled tokens of a context."""
     by_source: dict[str, list[TrainingExample]] = {}
-    for one in data.held_out:
-        by_source.setdefault(f"held_out/{one.source}/" if one.source else "held_out/", []).extend(one.examples)
-    metrics, params = Metrics(), state.trainer.weights(state.train)
-    for name, examples in by_source.items():
-        if examples:
-            rng = named_rng(state.run.config.seed, "held out", 0)
-            logprobs = state.trainer.sequence_logprobs(params, examples, rng)
-            metrics[f"{name}loss"] = float(-logprobs.sum() / sum(np.sum(example.sampled) for example in examples))
-            metrics[f"{name}probability"] = float(np.exp(logprobs).mean())
+    for trajectory in data.held_out:
+        prefix = f"held_out/{trajectory.source}/" if trajectory.source else "held_out/"
+        by_source.setdefault(prefix, []).extend(trajectory.examples)
+    metrics = Metrics()
+    params = state.trainer.weights(state.train)
+    for prefix, examples in by_source.items():
+        if not examples:
+            continue
+        rng = named_rng(state.run.config.seed, "held out", 0)
+        logprobs = state.trainer.sequence_logprobs(params, examples, rng)
+        sampled_tokens = sum(np.sum(example.sampled) for example in examples)
+        metrics[f"{prefix}loss"] = float(-logprobs.sum() / sampled_tokens)
+        metrics[f"{prefix}probability"] = float(np.exp(logprobs).mean())
     return metrics
