@@ -22,6 +22,17 @@ def tiny_react() -> RunConfig:
     )
 
 
+def tiny_compact() -> RunConfig:
+    """The history of ReAct, summarised after two or three searches, from the same weights. Takes as long as `tiny`."""
+    base = tiny()
+    return replace(
+        base,
+        agent=replace(base.agent, workflow="compact", history_tokens=192),
+        sampling=replace(base.sampling, context_tokens=512),
+        training=replace(base.training, seq_len=512, minibatch_rows=12, grad_accum_steps=6, logit_chunk=128),
+    )
+
+
 def tiny_search_r1() -> RunConfig:
     """Search-R1: the complete history, its protocol and its reward."""
     return replace(_baseline(tiny_react(), "search_r1"), reward=search_r1_3b().reward)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from html import unescape
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 from unicodedata import normalize
 
 # Problems: what is asked, and the golden answers.
@@ -147,6 +147,10 @@ class Overrides:
     progress: Callable[[Sequence[int]], bool]  # called after every step with the ids so far; True ends the generation
 
 
+GenerationKind = Literal["action", "memory"]
+"""What a generation is: a thought with what the agent does next, or a memory (a rewrite, a summary, a state)."""
+
+
 @dataclass(frozen=True)
 class Generate:
     """Generate after a fresh `Prompt`, or after spans appended to the current context. Response: `Completion`."""
@@ -156,6 +160,8 @@ class Generate:
     stop: str = ""  # a regular expression: the generation also ends with the first token after which its text matches
     same_turn: bool = False  # the spans continue the assistant's turn: the end token before them, if any, is removed
     overrides: Overrides | None = None
+    kind: GenerationKind = "action"  # what `training.train_on` selects by
+    room: int = 1  # tokens that the context must still have after the text; if it has fewer, it is full
 
     def __post_init__(self) -> None:
         """A mistake is an error of the line that makes the request, and no later one of the sampler."""
@@ -165,6 +171,8 @@ class Generate:
         if operator.index(self.max_tokens) < 1:
             raise ValueError(f"max_tokens {self.max_tokens} leaves none to generate")
         re.compile(self.stop)
+        if self.kind not in get_args(GenerationKind):
+            raise ValueError(f"kind {self.kind!r} must be one of {', '.join(get_args(GenerationKind))}")
 
 
 @dataclass(frozen=True)

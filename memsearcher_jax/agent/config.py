@@ -31,10 +31,11 @@ class AgentConfig:
     """The workflow and its limits in one trajectory. The defaults are the paper's training settings."""
 
     workflow: str = "memsearcher"
-    """The agent: a compact memory (memsearcher), the complete history (react), the complete history in the protocol of
-    Search-R1 (search_r1), one state that every turn rewrites (mem1), one reply without a search (direct), one reply
-    after a search for the question (rag), a long text that is read for a question (memagent), a memory that is filled
-    from a stream, then queried (memalpha), or one's own: FILE.py (docs/extend.md)."""
+    """The agent: a compact memory (memsearcher), the complete history (react), a history that is summarised when it is
+    too long (compact), the complete history in the protocol of Search-R1 (search_r1), one state that every turn
+    rewrites (mem1), one reply without a search (direct), one reply after a search for the question (rag), a long text
+    that is read for a question (memagent), a memory that is filled from a stream, then queried (memalpha), or one's
+    own: FILE.py (docs/extend.md)."""
     tools: tuple[str, ...] = ()
     """Tools of one's own, besides the search: FILE.py, whose functions they are, or those in its list TOOLS;
     mcp:http://HOST/mcp or mcp:COMMAND (docs/extend.md)."""
@@ -60,8 +61,12 @@ class AgentConfig:
     rewrite_tokens: CountOrZero = 0
     """Maximum tokens of the generation that rewrites the memory, tags included; 0: a quarter more than memory_tokens,
     and at least completion_tokens. Above memory_tokens, so that the budget cuts a memory before this limit ends it."""
+    history_tokens: CountOrZero = 2_048
+    """Tokens of replies and results, without the prompt, above which compact summarises its context; 0: after every
+    search. It also summarises where the next text would not fit the context."""
     carry_memory: bool = True
-    """Carry the memory from turn to turn; False empties it after every turn, as an ablation of memsearcher."""
+    """Carry the memory from turn to turn; False empties it after every turn, as an ablation of memsearcher and
+    compact."""
     observation_tokens: Count = 4096
     """Token budget of the search results of one turn; passages are clipped to share it. Also of one tool's result and,
     with memagent, of a chunk of the text."""

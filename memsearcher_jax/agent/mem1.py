@@ -29,7 +29,8 @@ def mem1(question: str, *, config: AgentConfig, prompts: Mem1Prompts, token_coun
     turns: list[Turn] = []
     counts = Counter(invalid_actions=0, passages_clipped=0, memory_tokens=0)
     while True:
-        completion = yield Generate(prompts.initial_prompt(question, state), config.completion_tokens, END_OF_ACTION)
+        prompt = prompts.initial_prompt(question, state)
+        completion = yield Generate(prompt, config.completion_tokens, END_OF_ACTION, kind="memory")
         action = read_action(completion, len(turns) + 1 == config.max_turns, counts)
         turn = Turn(state, completion.text)
         if action.stop:

@@ -72,7 +72,7 @@ def memagent(
     turns: list[Turn] = []
     counts = {"memory_tokens": 0, "memory_cuts": 0}
     for chunk in chunks_of(texts, config.observation_tokens, token_counter):
-        completion = yield Generate(prompts.read(question, memory, chunk), config.max_rewrite_tokens)
+        completion = yield Generate(prompts.read(question, memory, chunk), config.max_rewrite_tokens, kind="memory")
         if completion.finish in (FinishReason.CONTEXT_FULL, FinishReason.FORGED_TURN):
             return Outcome(protocol.STOP_REASONS[completion.finish], turns=tuple(turns), counts=counts)
         written = protocol.memory(completion.text) or completion.text.strip()

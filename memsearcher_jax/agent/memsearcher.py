@@ -41,23 +41,30 @@ def memsearcher(question: str, *, config: AgentConfig, prompts: Prompts, token_c
         if used.error and config.on_search_error == "stop":
             return outcome(StopReason.SEARCH_FAILED, turn, error=used.error)
 
-        completion = yield Generate(prompts.continuation(used.message, think=False), config.max_rewrite_tokens)
+        request = prompts.continuation(used.message, think=False)
+        completion = yield Generate(request, config.max_rewrite_tokens, kind="memory")
         turn = replace(turn, rewrite=completion.text)
         if completion.finish is not FinishReason.STOP:
             return outcome(protocol.STOP_REASONS[completion.finish], turn)
         rewritten = protocol.memory(completion.text)
         if not rewritten:
             return outcome(StopReason.BAD_MEMORY, turn)
-        if not config.carry_memory:
-            rewritten = ""
-        excess = token_counter.count(rewritten) - config.memory_tokens
-        memory = token_counter.clip(rewritten, config.memory_tokens)
-        counts["memory_cuts"] += excess > 0
-        counts["memory_tokens_cut"] += max(0, excess)
-        counts["memory_tokens"] = token_counter.count(memory)
+        memory = fit_memory(rewritten, config, token_counter, counts)
         turns.append(replace(turn, new_memory=memory))
 
     return outcome(StopReason.MAX_TURNS)
+
+
+def fit_memory(written: str, config: AgentConfig, token_counter: TokenCounter, counts: Counter[str]) -> str:
+    """The memory that the next context shows of the one that the policy wrote, and what was cut of it as counts."""
+    if not config.carry_memory:
+        written = ""
+    excess = token_counter.count(written) - config.memory_tokens
+    memory = token_counter.clip(written, config.memory_tokens)
+    counts["memory_cuts"] += excess > 0
+    counts["memory_tokens_cut"] += max(0, excess)
+    counts["memory_tokens"] = token_counter.count(memory)
+    return memory
 
 
 class MemSearcher(QuestionAgent):

@@ -39,6 +39,8 @@ TEMPLATE_SLOTS: dict[str, dict[str, tuple[str, ...]]] = {
     # system: the system message, with rules, tools and tags; turn: the user message that opens a context
     "memsearcher": {"system": (), "turn": ("question", "memory"), **_CALLS},
     "react": {"system": (), "turn": ("question",), **_CALLS},
+    # summary: the order to summarise, which follows the tool results in their message
+    "compact": {"system": (), "turn": ("question", "memory"), **_CALLS, "summary": ()},
     "search_r1": _SEARCH_R1,
     "mem1": _SEARCH_R1,
     "memagent": {

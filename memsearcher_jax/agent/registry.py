@@ -9,6 +9,7 @@ import inspect
 from pathlib import Path
 
 from memsearcher_jax.agent.base import Agent, QuestionAgent
+from memsearcher_jax.agent.compact import Compact
 from memsearcher_jax.agent.config import AgentConfig, RewardConfig
 from memsearcher_jax.agent.harness import Harness
 from memsearcher_jax.agent.mem1 import Mem1
@@ -24,6 +25,7 @@ from memsearcher_jax.python_files import described, load_named
 AGENTS: dict[str, type[Agent]] = {
     "memsearcher": MemSearcher,
     "react": ReAct,
+    "compact": Compact,
     "search_r1": SearchR1,
     "mem1": Mem1,
     "memagent": MemAgent,

@@ -30,6 +30,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, fields
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -239,16 +240,26 @@ def failure(scored: ScoredTrajectory) -> str:
 def context_lengths(trajectory: Trajectory) -> tuple[int, ...]:
     """Tokens in the context at the end of each turn.
 
-    An agent with a memory has one context per turn. An agent that keeps its history has a single context, in which each
-    reply is a run of sampled tokens: a turn ends where its run ends.
+    An agent with a memory has one context per turn. In the contexts of an agent that keeps its history, each reply is a
+    run of sampled tokens: a turn ends where its run ends, or that of the summary which it wrote after it.
     """
     contexts = trajectory.contexts
-    if len(contexts) != 1 or len(trajectory.outcome.turns) <= 1:
+    turns = trajectory.outcome.turns
+    if len(contexts) == 1 and len(turns) > 1:
+        return tuple(_ends_of_runs(contexts[0]))
+    ends = [end for context in contexts for end in _ends_of_runs(context)]
+    runs_of_turns = [2 if turn.rewrite else 1 for turn in turns]
+    if len(contexts) >= len(turns) or sum(runs_of_turns) != len(ends):
         return tuple(len(context.ids) for context in contexts)
-    sampled = contexts[0].sampled
+    return tuple(ends[last - 1] for last in accumulate(runs_of_turns))
+
+
+def _ends_of_runs(context: Context) -> list[int]:
+    """Where the runs of sampled tokens end."""
     ends = []
+    sampled = context.sampled
     for length in range(1, len(sampled) + 1):
         next_is_sampled = length < len(sampled) and sampled[length]
         if sampled[length - 1] and not next_is_sampled:
             ends.append(length)
-    return tuple(ends)
+    return ends

@@ -87,6 +87,7 @@ def memory_steps(outcome: Outcome) -> list[MemoryStep]:
     # MEM1's reply is its memory: what its search finds is read, and kept or not, by the reply of the next turn.
     writes_before_search = any(turn.new_memory and turn.observation and not turn.rewrite for turn in turns)
     steps = []
+    unsummarized: list[str] = []  # what was shown since the last memory: a summary is of all of it
     for number, turn in enumerate(turns):
         # A failed rewrite ends the trajectory; only an agent that carries no memory continues with an empty one.
         may_be_empty = number + 1 < len(turns) or outcome.stop is StopReason.MAX_TURNS
@@ -96,11 +97,18 @@ def memory_steps(outcome: Outcome) -> list[MemoryStep]:
         if writes_before_search:
             seen = turns[number - 1] if number else None
             before = seen.new_memory if seen else ""  # `memory` also has what the search found
+        observation = shown_text(seen) if seen else ""
+        has_observation = bool(seen and seen.observation)
+        if wrote_memory:
+            observation = "\n".join([*unsummarized, observation])
+            unsummarized = []
+        elif has_observation:
+            unsummarized.append(observation)
         steps.append(
             MemoryStep(
                 before=before,
-                observation=shown_text(seen) if seen else "",
-                has_observation=bool(seen and seen.observation),
+                observation=observation,
+                has_observation=has_observation,
                 after=turn.new_memory if wrote_memory else None,
                 written=turn.rewrite or turn.reply,
             )

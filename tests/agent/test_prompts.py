@@ -12,15 +12,16 @@ from memsearcher_jax.agent.registry import AGENTS
 from tests.agent.conftest import agent_of
 
 STYLES = {"default": [*TEMPLATE_SLOTS], "original": ["memsearcher", "memalpha"], "instruct": ["search_r1"]}
-STYLES |= {"brief": ["memsearcher", "react", "search_r1", "mem1", "direct", "rag"], "terse": [*TEMPLATE_SLOTS]}
-BOXED = ("memsearcher", "react", "direct", "rag")  # workflows that answer in a box
+STYLES |= {"brief": ["memsearcher", "react", "compact", "search_r1", "mem1", "direct", "rag"]}
+STYLES |= {"terse": [*TEMPLATE_SLOTS]}
+BOXED = ("memsearcher", "react", "compact", "direct", "rag")  # workflows that answer in a box
 SETS = [(style, workflow) for style, workflows in STYLES.items() for workflow in workflows if workflow in BOXED]
 SEARCH_R1 = [(style, one) for style, workflows in STYLES.items() for one in workflows if one in ("search_r1", "mem1")]
-CALLING = ("memsearcher", "react")  # workflows with a tool
+CALLING = ("memsearcher", "react", "compact")  # workflows with a tool
 
 
 def loaded(style: str, workflow: str = "memsearcher") -> prompts.Prompts:
-    return prompts.load(AgentConfig(prompts=style, workflow=workflow))
+    return agent_of(workflow, prompts=style).prompts
 
 
 @pytest.fixture
@@ -46,7 +47,8 @@ def test_packaged_sets():
 
 @pytest.mark.parametrize(("style", "workflow"), SETS)
 def test_initial_prompt(style, workflow):
-    memory = {"memsearcher": "\n\n<memory> m </memory>", "rag": None}.get(workflow, "")
+    has_memory = workflow in ("memsearcher", "compact")
+    memory = None if workflow == "rag" else "\n\n<memory> m </memory>" if has_memory else ""
     prompt = loaded(style, workflow).initial_prompt("who?", "m" if memory != "" else "")
     text = str(prompt)
     assert text.startswith("<|im_start|>system\n") and text.count("<|im_start|>") == 3

@@ -18,9 +18,15 @@ MEMORY = "<memory> fact </memory>"
 R1_SEARCH = "<think> look </think>\n<search> q </search>"
 R1_ANSWER = "<think> known </think>\n<answer> x </answer>"
 
-QUESTIONS = ("memsearcher", "react", "search_r1", "direct", "rag")
+QUESTIONS = ("memsearcher", "react", "compact", "search_r1", "direct", "rag")
 # A reply that searches with what follows it in the same turn, and one that answers.
-SEARCHING = {"memsearcher": [SEARCH, MEMORY], "react": [SEARCH], "search_r1": [R1_SEARCH], "rag": []}
+SEARCHING = {
+    "memsearcher": [SEARCH, MEMORY],
+    "react": [SEARCH],
+    "compact": [SEARCH],
+    "search_r1": [R1_SEARCH],
+    "rag": [],
+}
 ANSWERING = dict.fromkeys(QUESTIONS, ANSWER) | {"search_r1": R1_ANSWER}
 ENDINGS = {
     "memsearcher": [
@@ -48,6 +54,19 @@ ENDINGS = {
         ([SEARCH, SEARCH, SEARCH], StopReason.MAX_TURNS, 3),
         ([SEARCH, (SEARCH, "length")], StopReason.CUT_OFF, 2),
         ([SEARCH, None], StopReason.CONTEXT_FULL, 1),
+    ],
+    # None, where a reply does not fit, is followed by a summary with the results, then by one without them.
+    "compact": [
+        ([SEARCH, ANSWER], StopReason.ANSWERED, 2),
+        ([SEARCH, None, MEMORY, ANSWER], StopReason.ANSWERED, 2),
+        ([SEARCH, None, None, MEMORY, ANSWER], StopReason.ANSWERED, 2),
+        ([SEARCH, SEARCH, None, MEMORY, SEARCH], StopReason.MAX_TURNS, 3),
+        ([SEARCH, (SEARCH, "length")], StopReason.CUT_OFF, 2),
+        ([SEARCH, None, (MEMORY, "length")], StopReason.CUT_OFF, 1),
+        ([SEARCH, None, (MEMORY, "im_start")], StopReason.FORGED_TURN, 1),
+        ([SEARCH, None, "no tags"], StopReason.BAD_MEMORY, 1),
+        ([SEARCH, None, None, None], StopReason.CONTEXT_FULL, 1),
+        ([SEARCH, None, MEMORY, None], StopReason.CONTEXT_FULL, 1),
     ],
     "search_r1": [
         ([R1_SEARCH, R1_ANSWER], StopReason.ANSWERED, 2),
@@ -152,7 +171,7 @@ SETTINGS = {"question_tokens": 10, "memory_tokens": 20, "observation_tokens": 30
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_the_longest_context_has_to_fit(name, token_counter):
-    needed = {"memsearcher": 140, "memalpha": 110, "memagent": 100}.get(name, 120)
+    needed = {"memsearcher": 140, "compact": 140, "memalpha": 110, "memagent": 100}.get(name, 120)
     config = AgentConfig(workflow=name, **SETTINGS)
     agent = make_agent(config, memalpha=MemalphaConfig(chunk_tokens=50, core_tokens=10))
     agent.check_context(needed + 1)

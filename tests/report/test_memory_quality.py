@@ -170,6 +170,20 @@ def test_mem1_keeps_what_its_next_state_holds():
     assert not turns[3].wrote_memory and last["supporting/shown"] == 0.5
 
 
+def test_a_summary_keeps_what_was_shown_since_the_last_one():
+    turns = (
+        Turn("", "...", observation="Ada"),
+        searched("", "the Mill", "Ada of the Mill."),
+        Turn("Ada of the Mill.", "...", observation="Lake"),
+        searched("Ada of the Mill.", "nothing", "Mill, Lake"),
+    )
+    first, second, third, fourth = (turn.metrics for turn in quality(*turns))
+    assert first["golden/shown"] == 1.0 and "golden/kept" not in first
+    assert second["golden/shown"] == second["golden/kept"] == second["supporting/kept"] == 1.0
+    assert third["supporting/shown"] == 0.5 and third["golden/shown"] == 0.0
+    assert fourth["golden/lost"] == 1.0 and fourth["supporting/kept"] == 1.0 and fourth["golden/shown"] == 0.0
+
+
 def test_turns_without_an_observation_or_a_memory():
     """An answering turn has neither; a failed rewrite has no memory and loses no names."""
     first = searched("", "Ada of the Mill.", "Ada of the Mill.")

@@ -70,7 +70,7 @@ def memalpha(
     chunks = stream.chunks if config.answer_from == "memory" else ()
     for chunk in chunks:
         shown = render_memory(memory, config.shown_items, agent.memory_tokens, token_counter, tags=prompts.tags)
-        completion = yield Generate(prompts.chunk_prompt(shown, chunk), agent.completion_tokens)
+        completion = yield Generate(prompts.chunk_prompt(shown, chunk), agent.completion_tokens, kind="memory")
         if completion.finish is FinishReason.CONTEXT_FULL:
             return outcome(StopReason.CONTEXT_FULL)
         calls = tool_calls(truncate_reply(completion.text))

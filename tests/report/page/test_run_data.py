@@ -16,7 +16,7 @@ from memsearcher_jax.logs.trajectories import compress_trajectories, context_len
 from memsearcher_jax.report.page.charts import curve
 from memsearcher_jax.report.page.run_data import evenly_spaced, groups_of, read_run
 from memsearcher_jax.report.plots import Panel
-from memsearcher_jax.types import Context
+from memsearcher_jax.types import Context, Turn
 from tests.samples import ANSWERED, scored
 
 
@@ -26,6 +26,15 @@ def test_turns_of_a_single_context_end_with_their_sampled_run(sampled):
     written = "".join("x" if flag else " " for flag in sampled)
     ends = tuple(match.end() for match in re.finditer("x+", written))
     assert context_lengths(scored(turns=(ANSWERED,) * 2, contexts=(one,)).trajectory) == ends
+
+
+def test_tokens_of_turns_that_share_a_context_until_it_is_summarised():
+    """Two turns and a summary in the first context, one turn in the second; and contexts that tell no turns apart."""
+    history = Context(tuple(range(9)), (0.0,) * 9, tuple(map(bool, (0, 1, 0, 1, 1, 0, 1, 1, 0))))
+    rest = Context(tuple(range(4)), (0.0,) * 4, tuple(map(bool, (0, 0, 1, 1))))
+    turns = (Turn("", "a"), Turn("", "b", rewrite="m", new_memory="m"), Turn("m", "c"))
+    assert context_lengths(scored(turns=turns, contexts=(history, rest)).trajectory) == (2, 8, 4)
+    assert context_lengths(scored(turns=(ANSWERED,) * 3, contexts=(history, rest)).trajectory) == (9, 4)
 
 
 @given(st.integers(1, 200), st.integers(1, 60))
