@@ -28,8 +28,10 @@ import workload
 from memsearcher_jax.planning.flops import forward_flops
 
 CONTEXTS = {"tiny": 48, "small": 24}  # per step; 6 for the others
-SEQ_LEN, STEPS = 8_192, 2  # longest packed rows of our update; timed steps of a process
-CLIP, SHARED = 0.2, {"kl_coefficient": 0.001, "weight_decay": 0.01, "learning_rate": 1e-6, "max_grad_norm": 1.0}
+SEQ_LEN = 8_192  # longest packed rows of our update
+STEPS = 2  # timed steps of a process
+CLIP = 0.2
+SHARED = {"kl_coefficient": 0.001, "weight_decay": 0.01, "learning_rate": 1e-6, "max_grad_norm": 1.0}
 MAX_K3 = 10.0  # as in training/grpo.py; importing it would load jax into the process of torch
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}  # of the losses, relative to 0.1, and of the gradient norms
 
@@ -65,25 +67,34 @@ def main(flags: Flags) -> None:
 
 def measure(size: common.Size, dtype: str, count: int, devices: int, repeats: int, torch: bool) -> dict:
     """One row of the table."""
-    functions = {"ours": update_steps} | ({"torch": torch_steps} if torch else {})
+    functions: dict[str, Callable[..., dict]] = {"ours": update_steps}
+    if torch:
+        functions["torch"] = torch_steps
     with tempfile.TemporaryDirectory(prefix="update-") as folder:
-        arguments, environment = (size, dtype, count, folder), {"JAX_NUM_CPU_DEVICES": str(devices)}
+        arguments = (size, dtype, count, folder)
+        environment = {"JAX_NUM_CPU_DEVICES": str(devices)}
         # In a process of its own, too: the memory of this one must stay small.
         common.in_process(write_weights, *arguments, **environment)
-        programs = {name: partial(common.in_process, one, *arguments, **environment) for name, one in functions.items()}
+        programs = {
+            name: partial(common.in_process, function, *arguments, **environment)
+            for name, function in functions.items()
+        }
         runs = common.alternate(programs, repeats)
     model = common.model_of(size, dtype)
     contexts = make_contexts(count, model.vocab_size)
-    lengths, trained = [len(one.ids) for one in contexts], sum(int(one.sampled.sum()) for one in contexts)
+    lengths = [len(context.ids) for context in contexts]
+    trained = sum(int(context.sampled.sum()) for context in contexts)
     result: dict = {"size": size, "contexts": len(lengths), "dtype": dtype}
-    for name, of in runs.items():
-        seconds = median(run["seconds"] for run in of)
-        flops = 3 * forward_flops(model, of[0]["computed"], sum(x * x / 2 for x in lengths), trained).forward
+    for name, runs_of_program in runs.items():
+        seconds = median(run["seconds"] for run in runs_of_program)
+        computed = runs_of_program[0]["computed"]
+        flops = 3 * forward_flops(model, computed, sum(length**2 / 2 for length in lengths), trained).forward
         result |= {f"{name} tokens/s": sum(lengths) / seconds, f"{name} TFLOP/s": flops / seconds / 1e12}
-        result[f"{name} peak GB"] = median(run["peak_bytes"] for run in of) / 1e9
+        result[f"{name} peak GB"] = median(run["peak_bytes"] for run in runs_of_program) / 1e9
     if not torch:
         return result
-    ours, theirs = runs["ours"][0], runs["torch"][0]
+    ours = runs["ours"][0]
+    theirs = runs["torch"][0]
     for key, scale in (("loss", 0.1), ("grad_norm", ours["grad_norm"])):
         if abs(ours[key] - theirs[key]) > TOLERANCE[dtype] * scale:
             raise SystemExit(f"{size}: {key} differs: ours {ours[key]}, torch {theirs[key]}")
@@ -95,18 +106,13 @@ def measure(size: common.Size, dtype: str, count: int, devices: int, repeats: in
 
 def make_contexts(count: int, vocab_size: int) -> list[Context]:
     """The contexts of a step, with log-probabilities close to those of random weights, so that some are clipped."""
-    rng, contexts = np.random.default_rng(0), []
-    for plan in workload.make_workload(count, 5, vocab_size):
-        memory: tuple[int, ...] = ()
-        for turn in plan.turns:
-            prompt = plan.prompt(memory)
-            memory = tuple(rng.integers(0, vocab_size, turn.memory).tolist())
-            spans = [(prompt, False), (rng.integers(0, vocab_size, turn.think), True)]
-            spans += [(turn.observation, False), (memory, True)] if turn is not plan.turns[-1] else []
-            ids = np.concatenate([np.asarray(ids, np.int32) for ids, _ in spans])
-            logprob = -np.log(vocab_size) + 0.3 * rng.standard_normal((2, len(ids)))
-            sampled = np.concatenate([np.full(len(ids), sampled) for ids, sampled in spans])
-            contexts.append(Context(ids, sampled, rng.standard_normal(), *logprob.astype(np.float32)))
+    rng = np.random.default_rng(0)
+    contexts = []
+    for planned in workload.planned_contexts(count, 5, vocab_size, rng):
+        logprob = -np.log(vocab_size) + 0.3 * rng.standard_normal((2, len(planned.ids)))
+        old_logprob, ref_logprob = logprob.astype(np.float32)
+        advantage = rng.standard_normal()
+        contexts.append(Context(planned.ids, planned.sampled, advantage, old_logprob, ref_logprob))
     return [contexts[index] for index in rng.permutation(len(contexts))[:count]]
 
 
@@ -132,7 +138,10 @@ def update_steps(size: str, dtype: str, count: int, folder: str) -> dict:
     contexts = make_contexts(count, model.vocab_size)
 
     def packed(seq_len: int, rows: int, logprobs: str = "old_logprob"):
-        examples = [TrainingExample(one.ids, getattr(one, logprobs), one.sampled, one.advantage) for one in contexts]
+        examples = [
+            TrainingExample(context.ids, getattr(context, logprobs), context.sampled, context.advantage)
+            for context in contexts
+        ]
         return pack(examples, seq_len, rows, np.random.default_rng(0))
 
     # The fewest rows that hold all contexts, as many on each device, and their shortest length.
@@ -185,18 +194,19 @@ def torch_steps(size: str, dtype: str, count: int, folder: str) -> dict:
         return torch.nn.utils.rnn.pad_sequence(list(map(torch.from_numpy, arrays)), batch_first=True).to(device)
 
     def loss_fn(microbatch: list[Context]):
-        ids, mask = padded(one.ids for one in microbatch).long(), padded(one.sampled for one in microbatch)
-        attended = padded(np.ones(len(one.ids), np.int64) for one in microbatch)
-        kept = ids.shape[1] - min(int(np.argmax(one.sampled)) for one in microbatch)
-        advantage = torch.tensor([[one.advantage] for one in microbatch], dtype=torch.float32, device=device)
+        ids = padded(context.ids for context in microbatch).long()
+        mask = padded(context.sampled for context in microbatch)
+        attended = padded(np.ones(len(context.ids), np.int64) for context in microbatch)
+        kept = ids.shape[1] - min(int(np.argmax(context.sampled)) for context in microbatch)
+        advantage = torch.tensor([[context.advantage] for context in microbatch], dtype=torch.float32, device=device)
         logits = model(input_ids=ids, attention_mask=attended, logits_to_keep=kept + 1).logits[:, :-1]
         targets = ids[:, -kept:]
         # Row by row, as trl.trainer.utils.selective_log_softmax does, to save memory.
         chosen = torch.gather(logits, -1, targets.unsqueeze(-1)).squeeze(-1).float()
         logprob = chosen - torch.stack([torch.logsumexp(row.float(), dim=-1) for row in logits])
-        ratio = torch.exp(logprob - padded(one.old_logprob for one in microbatch)[:, -kept:])
+        ratio = torch.exp(logprob - padded(context.old_logprob for context in microbatch)[:, -kept:])
         policy = -torch.min(ratio * advantage, torch.clamp(ratio, 1 - CLIP, 1 + CLIP) * advantage)
-        log_ratio = padded(one.ref_logprob for one in microbatch)[:, -kept:] - logprob
+        log_ratio = padded(context.ref_logprob for context in microbatch)[:, -kept:] - logprob
         kl = torch.clamp(torch.exp(log_ratio) - log_ratio - 1, max=MAX_K3)
         return ((policy + SHARED["kl_coefficient"] * kl) * mask[:, -kept:]).sum() / trained
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,3 +54,61 @@ def make_workload(trajectories: int, rollouts: int, vocab_size: int) -> list[Pla
         Plan(system + questions[number // rollouts] + bridge, suffix, tuple(turn() for _ in range(rng.integers(1, 7))))
         for number in range(trajectories)
     ]
+
+
+@dataclass(frozen=True)
+class PlannedContext:
+    """One context as a trajectory leaves it; arrays have one entry per token."""
+
+    trajectory: int
+    turn: int
+    ids: np.ndarray  # int32
+    sampled: np.ndarray  # bool
+
+
+def planned_contexts(
+    trajectories: int, rollouts: int, vocab_size: int, rng: np.random.Generator
+) -> Iterator[PlannedContext]:
+    """The contexts of a workload, in the order of trajectories and turns, with random ids in the replies."""
+    for trajectory, plan in enumerate(make_workload(trajectories, rollouts, vocab_size)):
+        memory: Ids = ()
+        for number, turn in enumerate(plan.turns):
+            prompt = plan.prompt(memory)
+            memory = tuple(rng.integers(0, vocab_size, turn.memory).tolist())
+            spans = [(prompt, False), (rng.integers(0, vocab_size, turn.think), True)]
+            if turn is not plan.turns[-1]:
+                spans += [(turn.observation, False), (memory, True)]
+            ids = np.concatenate([np.asarray(span, np.int32) for span, _ in spans])
+            sampled = np.concatenate([np.full(len(span), is_sampled) for span, is_sampled in spans])
+            yield PlannedContext(trajectory, number, ids, sampled)
+
+
+@dataclass(frozen=True)
+class PackingSeconds:
+    """CPU seconds of packing the contexts of one step."""
+
+    contexts: int
+    tokens: int  # of all contexts
+    before_the_first_update: float  # merging equal examples, planning the rows, filling those of the first mini-batch
+    total: float  # with the rows of the others, which are filled while the first mini-batch trains
+
+
+def packing_seconds(trajectories: int = 1_280, vocab_size: int = 150_000) -> PackingSeconds:
+    """Packs the contexts of one step as the trainer does, with the settings of the paper: 1,280 make some 4,480."""
+    from memsearcher_jax.training.packing import TrainingExample, merge_equal, plan_rows
+
+    rng = np.random.default_rng(0)
+    examples = []
+    for planned in planned_contexts(trajectories, 5, vocab_size, rng):
+        logprobs = np.where(planned.sampled, -rng.random(len(planned.ids)), 0).astype(np.float32)
+        advantage = float(planned.trajectory % 5 - 2)
+        examples.append(TrainingExample(planned.ids, logprobs, planned.sampled, advantage, number=planned.turn))
+    began = time.process_time()
+    rows = plan_rows(merge_equal(examples), 8_192, 256, rng, microbatches=8, minibatch_contexts=640)
+    rows.of_minibatch(0).batch()
+    first_is_filled = time.process_time()
+    for number in range(1, rows.minibatches):
+        rows.of_minibatch(number).batch()
+    ended = time.process_time()
+    tokens = sum(len(example.ids) for example in examples)
+    return PackingSeconds(len(examples), tokens, first_is_filled - began, ended - began)

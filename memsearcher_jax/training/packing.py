@@ -7,6 +7,7 @@ predicts from the tokens before it. So the first token of a context is never tra
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -156,13 +157,16 @@ def merge_equal(examples: Sequence[TrainingExample]) -> list[TrainingExample]:
     remain.
     """
     first_of_equals: dict[tuple[bytes, ...], TrainingExample] = {}
-    counts: dict[tuple[bytes, ...], int] = {}
+    counts = Counter[tuple[bytes, ...]]()
     for example in examples:
-        compared = {name: value for name, value in vars(example).items() if name != "logprobs"}
-        key = tuple(np.asarray(value).tobytes() for value in compared.values())
+        token_fields = (example.ids.tobytes(), example.sampled.tobytes())
+        fields = (example.advantage, example.number, example.correct, example.version)
+        key = (*token_fields, repr(fields).encode())
         first_of_equals.setdefault(key, example)
-        counts[key] = counts.get(key, 0) + 1
-    return [replace(example, count=counts[key]) for key, example in first_of_equals.items()]
+        counts[key] += 1
+    return [
+        example if counts[key] == 1 else replace(example, count=counts[key]) for key, example in first_of_equals.items()
+    ]
 
 
 def plan_rows(

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memsearcher_jax.training import microbatches
-from memsearcher_jax.training.packing import TrainingExample, pack
+from memsearcher_jax.training.packing import PACKED_DTYPES, TrainingExample, pack, plan_rows
 from memsearcher_jax.training.rows import Beginning, fill_rows
 
 ROW_TOKENS = 24
@@ -71,6 +71,42 @@ def test_every_example_is_packed_exactly_once_unsplit_and_in_order(examples, mic
     padding_BT = rows.segment_BT == 0
     for name in ("position_BT", *FIELDS):
         assert not getattr(rows, name)[padding_BT].any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(examples_strategy(), st.integers(1, 3), st.integers(1, 4), st.integers(1, 20), st.integers(0, 2**32 - 1))
+def test_mini_batches_hold_what_filling_token_by_token_gives(examples, micro_rows, accum_steps, contexts, seed):
+    """Each is made on its own, bit for bit as a plain loop makes it."""
+    rows = plan_rows(
+        examples,
+        ROW_TOKENS,
+        micro_rows * accum_steps,
+        np.random.default_rng(seed),
+        microbatches=accum_steps,
+        minibatch_contexts=contexts,
+    )
+    plain = {name: np.zeros((len(rows.rows), ROW_TOKENS), dtype) for name, dtype in PACKED_DTYPES.items()}
+    index_BT = np.zeros((len(rows.rows), ROW_TOKENS), np.int32)
+    for place, row in enumerate(rows.rows):
+        column = 0
+        for segment, index in enumerate(row.members if row else (), start=1):
+            example = examples[index]
+            for token in range(0 if segment == 1 else row.prefix, rows.lengths[index]):
+                plain["ids_BT"][place, column] = example.ids[token]
+                plain["position_BT"][place, column] = token
+                plain["segment_BT"][place, column] = segment
+                plain["mask_BT"][place, column] = example.sampled[token]
+                if example.sampled[token]:
+                    plain["count_BT"][place, column] = example.count
+                    plain["advantage_BT"][place, column] = example.advantage
+                    plain["old_logprob_BT"][place, column] = example.logprobs[token]
+                index_BT[place, column] = index + 1
+                column += 1
+    batches = [rows.of_minibatch(number).batch() for number in range(rows.minibatches)]
+    for name, expected_BT in plain.items():
+        found_BT = np.concatenate([getattr(batch, name) for batch in batches])
+        assert found_BT.dtype == expected_BT.dtype and found_BT.tobytes() == expected_BT.tobytes()
+    np.testing.assert_array_equal(rows.per_token(1 + np.arange(len(examples)), np.int32), index_BT)
 
 
 @settings(max_examples=60, deadline=None)

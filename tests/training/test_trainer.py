@@ -13,6 +13,7 @@ from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.training import update
 from memsearcher_jax.training.config import TrainingConfig
+from memsearcher_jax.training.objective import Grpo
 from memsearcher_jax.training.packing import TrainingExample
 from memsearcher_jax.training.trainer import check_offload, make_trainer
 from tests.support import NANO
@@ -107,6 +108,39 @@ def test_an_offloaded_reference_is_on_the_device_only_while_it_is_used(examples,
     assert {x.sharding.memory_kind for x in jax.tree.leaves(trainer.reference.params)} == {"pinned_host"}
     assert max(during) < before + 10_000 < before + sum(x.nbytes for x in jax.tree.leaves(trainer.reference.params))
     assert metrics == kept and metrics["kl"] > 0
+
+
+@pytest.mark.parametrize(
+    ("first_program", "changes"),
+    [("update", {}), ("reference", {"kl_coefficient": 0.1}), ("trainer", {"old_logprobs": "trainer"})],
+)
+def test_rows_of_a_mini_batch_are_made_after_the_one_before_was_dispatched(examples, first_program, changes):
+    """So the devices compute the first while the host makes the second: whatever the first program of a step is."""
+    settings = replace(TRAINING, **changes)
+    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=1, tensor=1), jax.devices()[:2])
+    events = []
+
+    class Recorded(Grpo):
+        def make_batch(self, rows):
+            events.append("made")
+            return super().make_batch(rows)
+
+    def recorded(name, function):
+        return lambda *args: (events.append(name), function(*args))[1]
+
+    with jax.set_mesh(mesh):
+        trainer = make_trainer(NANO, settings, mesh, params(), method="grpo", temperature=1.0)
+        state = update.init_state(params(), NANO, update.make_optimizer(settings), mesh)
+        trainer = replace(
+            trainer,
+            objective=Recorded(),
+            update=recorded("update", trainer.update),
+            logprob_fn=recorded("trainer", trainer.logprob_fn),
+            reference=trainer.reference
+            and replace(trainer.reference, logprob_fn=recorded("reference", trainer.reference.logprob_fn)),
+        )
+        trainer.step(state, examples, np.random.default_rng(1), lambda message: None, 0)
+    assert events[:6] == ["made", first_program] * 3
 
 
 def device_bytes():
