@@ -23,13 +23,13 @@ def tiny_react() -> RunConfig:
 
 
 def tiny_compact() -> RunConfig:
-    """The history of ReAct, summarised after two or three searches, from the same weights. Takes as long as `tiny`."""
+    """The history of ReAct, summarised after two searches, from the same weights. Takes as long as `tiny`."""
     base = tiny()
     return replace(
         base,
-        agent=replace(base.agent, workflow="compact", history_tokens=192),
+        agent=replace(base.agent, workflow="compact", history_tokens=128),
         sampling=replace(base.sampling, context_tokens=512),
-        training=replace(base.training, seq_len=512, minibatch_rows=12, grad_accum_steps=6, logit_chunk=128),
+        training=replace(base.training, seq_len=512, logit_chunk=128),
     )
 
 

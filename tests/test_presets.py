@@ -36,7 +36,7 @@ QWEN = list(PUBLISHED)
 # From the docstrings: devices of the training mesh, and local devices of a host.
 LAPTOP, SLICE_16, SLICE_32 = [(1, 1), (8, 8)], [(16, 4), (16, 8)], [(32, 4), (32, 8)]
 DEVICES = {
-    **dict.fromkeys(("nano", "tiny", "tiny_mem1", "tiny_rag", "tiny_direct", "tiny_memagent"), LAPTOP),
+    **dict.fromkeys(("nano", "tiny", "tiny_compact", "tiny_mem1", "tiny_rag", "tiny_direct", "tiny_memagent"), LAPTOP),
     **dict.fromkeys(("tiny_memalpha", "tiny_memalpha_warmstart", "tiny_warmstart"), LAPTOP),
     **dict.fromkeys(("tiny_baselines_warmstart", "tiny_memagent_warmstart", "smollm2"), LAPTOP),
     "smollm2_warmstart": [(1, 1), (2, 2)],
@@ -84,6 +84,9 @@ def test_the_small_presets_differ_only_in_the_workflow():
         *("agent.workflow", "agent.memory_tokens", "sampling.context_tokens"),
         *(f"training.{name}" for name in ("seq_len", "minibatch_rows", "grad_accum_steps", "logit_chunk")),
     }
+    compact = cli.load_preset("tiny_compact")
+    changes = {"agent.workflow", "agent.history_tokens", "sampling.context_tokens"}
+    assert {name for name, *_ in differences(tiny, compact)} == changes | {"training.seq_len", "training.logit_chunk"}
     assert (tiny.model, tiny.agent) == (replace(warmstart.model, path=tiny.model.path), warmstart.agent)
     search_r1, rag, direct = map(cli.load_preset, ("tiny_search_r1", "tiny_rag", "tiny_direct"))
     changes = {"model.path", "model.tokenizer", "agent.workflow"}
