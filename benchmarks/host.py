@@ -71,6 +71,8 @@ class Flags:
     tensor: int = 4
     """Devices that share one copy of the weights."""
     engine_per_replica: bool = False
+    async_scheduling: Literal["on", "off"] = "on"
+    """On, as with accelerators."""
     steps_per_call: int | None = None
     """Tokens that a call decodes; None: as the preset says."""
     search_ms: float = 0.0
@@ -169,7 +171,11 @@ def scripts(workflow: Workflow, writer: Writer, turns: int, number: int) -> list
 def settings(flags: Flags) -> RunConfig:
     config = load_preset(flags.config)
     sampling = replace(
-        config.sampling, slots=flags.slots, tensor=flags.tensor, engine_per_replica=flags.engine_per_replica
+        config.sampling,
+        slots=flags.slots,
+        tensor=flags.tensor,
+        engine_per_replica=flags.engine_per_replica,
+        async_scheduling=flags.async_scheduling,
     )
     if flags.steps_per_call:
         sampling = replace(sampling, decode_steps_per_call=flags.steps_per_call)
@@ -196,19 +202,22 @@ def simulate(flags: Flags, config: RunConfig, workload: Workload, agent: Agent, 
     from memsearcher_jax.model.config import MeshConfig
     from memsearcher_jax.rl.rollout import RolloutDriver
     from memsearcher_jax.rl.tool_executor import search_backend
-    from memsearcher_jax.sampling.engine import Engine
+    from memsearcher_jax.sampling import engine as engine_module
 
     clock = CpuClock() if flags.clock == "cpu" else WallClock()
     generation, _, shape = flags.topology.partition(":")
     topology = host_topology(generation, [int(length) for length in shape.split("x")], 4)
     count = len(topology.host_devices)
     mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=flags.tensor), jax.devices()[:count])
-    engine = Engine(config.model, config.sampling, tokenizer.stop_ids, mesh)
-    groups = len(engine._runners)
-    times = CallTimes(config, replace(topology, host_devices=range(count // groups)), flags.speed)
-    devices = [SimulatedDevice(clock) for _ in range(groups)]
-    steps = config.sampling.decode_steps_per_call
-    engine._runners = [SimulatedRunner(device, times, workload.replies, steps, tokenizer.end_ids) for device in devices]
+    devices: list[SimulatedDevice] = []
+
+    def open_runner(model: Any, sampling: Any, stop_ids: Any, mesh: Any) -> SimulatedRunner:
+        devices.append(SimulatedDevice(clock))
+        times = CallTimes(config, replace(topology, host_devices=range(mesh.size)), flags.speed)
+        return SimulatedRunner(devices[-1], times, workload.replies, config.sampling.decode_steps_per_call)
+
+    with mock.patch.object(engine_module, "ModelRunner", open_runner):
+        engine = engine_module.Engine(config.model, config.sampling, tokenizer.stop_ids, mesh)
     searcher = Searcher(workload.passages, flags.search_ms / 1e3 if flags.clock == "wall" else 0.0)
     backend = search_backend(searcher, max_concurrency=config.retrieval.max_concurrency)
     start = partial(agent.start, token_counter=tokenizer)
@@ -285,6 +294,7 @@ def measure(flags: Flags, config: RunConfig, workload: Workload, tokenizer: Chat
     import jax
 
     from memsearcher_jax.rl import carry_over, rollout
+    from memsearcher_jax.sampling import engine, scheduler
 
     agent = agent_of(config)
     simulation = simulate(flags, config, workload, agent, tokenizer)
@@ -299,9 +309,10 @@ def measure(flags: Flags, config: RunConfig, workload: Workload, tokenizer: Chat
     patches: list[Any] = []
     if flags.clock == "cpu":
         tools = partial(SimulatedTools, clock, flags.search_ms / 1e3)
+        simulated_time = SimpleNamespace(monotonic=clock.now)
         patches = [
             mock.patch.object(rollout, "ToolExecutor", tools),
-            mock.patch.object(rollout, "time", SimpleNamespace(monotonic=clock.now)),
+            *(mock.patch.object(module, "time", simulated_time) for module in (rollout, engine, scheduler)),
         ]
     for patch in patches:
         patch.start()
@@ -432,11 +443,12 @@ def main(flags: Flags) -> None:
         f"{flags.workflow}, {len(done)} trajectories of {contexts:.2f} contexts of {lengths:,.0f} tokens, "
         f"{flags.slots} slots, searches of {flags.search_ms:g} ms, ended by: {', '.join(stops)}"
     )
+    sampler = measured.stats.sampler
     print(
         f"host CPU {measured.host_seconds / len(done) * 1e3:.1f} ms per trajectory, "
         f"{measured.host_seconds / measured.tokens * 1e6:.1f} us per decoded token; "
         f"devices without work {1 - measured.busy_share:.1%} of the time; {measured.wall_seconds:.1f} s, "
-        f"slots without work {measured.stats.sampler.idle_slot_share:.1%}"
+        f"host_wait {sampler.host_wait / sampler.seconds:.1%}, slots without work {sampler.idle_slot_share:.1%}"
     )
     if flags.profile:
         fresh = ChatTokenizer.load(flags.tokenizer)

@@ -101,6 +101,9 @@ class PendingArray:
     ready_at: float
     clock: WallClock
 
+    def is_ready(self) -> bool:
+        return self.clock.now() >= self.ready_at
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         self.clock.wait_until(self.ready_at)
         return self.value
@@ -111,9 +114,23 @@ class _Progress:
     """How far a context is in its script."""
 
     generations: Iterator[np.ndarray]
-    ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # of the current generation
-    done: int = 0  # of them
+    ids_T: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # of the current generation, the rest
     length: int = 0  # tokens of the context
+    remaining: int = 0  # tokens that the generation may still add
+
+    def begin(self, length: int, remaining: int) -> None:
+        """Takes what the host says; a generation that has ended is followed by the next one."""
+        self.length = length
+        if not self.remaining:
+            self.ids_T = next(self.generations)
+        self.remaining = remaining
+
+    def next_ids(self, steps: int) -> np.ndarray:
+        ids_T = self.ids_T[: min(steps, self.remaining)]
+        self.ids_T = self.ids_T[len(ids_T) :]
+        self.length += len(ids_T)
+        self.remaining = self.remaining - len(ids_T) if len(self.ids_T) else 0
+        return ids_T
 
 
 @dataclass
@@ -152,12 +169,11 @@ class CallTimes:
 class SimulatedRunner:
     """Takes the place of a ModelRunner."""
 
-    def __init__(self, device: SimulatedDevice, times: CallTimes, replies: Replies, steps: int, end_ids: Sequence[int]):
+    def __init__(self, device: SimulatedDevice, times: CallTimes, replies: Replies, steps: int):
         self._device = device
         self._times = times
         self._replies = replies
         self._steps = steps
-        self._end_ids = frozenset(end_ids)
         self._contexts: dict[tuple[int, int], _Progress] = {}
 
     def release(self) -> None:
@@ -171,6 +187,9 @@ class SimulatedRunner:
                 return None
             return self._decode(step.decode)
 
+    def is_done(self, output: DecodeOutput) -> bool:
+        return output.count_A.is_ready()
+
     def _decode(self, call: Decode) -> DecodeOutput:
         A = len(call.length_A)
         token_AJ = np.zeros((A, self._steps), np.int32)
@@ -179,32 +198,27 @@ class SimulatedRunner:
         cached_tokens = 0.0
         for row in np.flatnonzero(call.remaining_A).tolist():
             trajectory, number = call.rng_stream_A2[row].tolist()
-            ids, length = self._continue(trajectory, number, int(call.length_A[row]))
-            count = min(len(ids), self._steps, int(call.remaining_A[row]))
-            token_AJ[row, :count] = ids[:count]
+            progress = self._progress(trajectory, number)
+            if not call.continues_A[row]:
+                progress.begin(int(call.length_A[row]), int(call.remaining_A[row]))
+            ids_T = progress.next_ids(self._steps)
+            count = len(ids_T)
+            token_AJ[row, :count] = ids_T
             count_A[row] = count
-            has_ended = int(ids[count - 1]) in self._end_ids
-            remaining_A[row] = 0 if has_ended else call.remaining_A[row] - count
-            progress = self._contexts[trajectory, number]
-            progress.done = len(progress.ids) if not remaining_A[row] else progress.done + count
-            progress.length = length + count
-            cached_tokens += count * (length + count / 2)
+            remaining_A[row] = progress.remaining
+            cached_tokens += count * (progress.length - count / 2)
         iterations = int(count_A.max(initial=0))
         ready_at = self._device.dispatch(self._times.decode(iterations, cached_tokens, int(count_A.sum())))
         logprob_AJ = np.full((A, self._steps), -0.5, np.float32)
         arrays = (token_AJ, logprob_AJ, count_A, remaining_A, np.ones(A, bool))
         return DecodeOutput(*(PendingArray(array, ready_at, self._device.clock) for array in arrays))
 
-    def _continue(self, trajectory: int, number: int, length: int) -> tuple[np.ndarray, int]:
-        """The rest of the context's generation, or its next one if text was added, and the tokens before it."""
+    def _progress(self, trajectory: int, number: int) -> _Progress:
         progress = self._contexts.get((trajectory, number))
         if progress is None:
             progress = _Progress(iter(self._replies[trajectory, number]))
             self._contexts[trajectory, number] = progress
-        if progress.done == len(progress.ids):
-            progress.ids = next(progress.generations)
-            progress.done = 0
-        return progress.ids[progress.done :], length
+        return progress
 
 
 def host_topology(generation: str, shape: Sequence[int], host_chips: int) -> Topology:

@@ -45,7 +45,9 @@ from memsearcher_jax.types import (
 )
 
 MAX_PATIENCE = 1.0  # seconds without looking whether the run is to stop
+CALL_MARGIN = 0.01  # seconds before the devices need their next call
 Params = dict[str, Any]  # weights on the engine's mesh, in its compute type
+_Handle = Callable[["_Running", "Search | Call | Outcome | None"], None]
 Response = Completion | tuple[SearchResult, ...] | ToolResult
 
 
@@ -135,6 +137,7 @@ class RolloutDriver:
         def handle(workflow: _Running, request: Search | Call | Outcome | None) -> None:
             """Does what the workflow asks for; None: it generates."""
             nonlocal kept_tokens
+            self.engine.keep_busy()
             if isinstance(request, Search | Call):
                 tools.submit(workflow, request)
             elif isinstance(request, Outcome):
@@ -155,9 +158,8 @@ class RolloutDriver:
                         handle(running[slot], self._begin(running[slot]))
                 tools.start()
                 if tools.pending:
-                    tools.wait(self._patience(tools, len(running), step_seconds))
-                    for workflow, response in tools.completed():
-                        handle(workflow, self._resume(workflow, response))
+                    patience = self._patience(tools, len(running), step_seconds)
+                    self._await_tools(tools, patience, handle)
                     tools.start()  # requests that these workflows have submitted run during the step
                 if self.engine.scheduler.active:
                     step_began = time.monotonic()
@@ -216,13 +218,28 @@ class RolloutDriver:
     def _workflow(self, problem: Any) -> Workflow:
         return checked(self.start, problem, list(filter(None, self.backends)))
 
+    def _await_tools(self, tools: ToolExecutor, patience: float, handle: _Handle) -> None:
+        """Waits for tools, and resumes the workflows whose requests were answered."""
+        deadline = time.monotonic() + patience
+        while True:
+            tools.wait(max(0.0, deadline - time.monotonic()))
+            for workflow, response in tools.completed():
+                handle(workflow, self._resume(workflow, response))
+            # Devices that work meanwhile need no new call yet: the more workflows take part in it, the better.
+            is_early = self.engine.seconds_left > CALL_MARGIN and time.monotonic() < deadline
+            if not (self.engine.is_async and tools.pending and is_early):
+                return
+
     def _patience(self, tools: ToolExecutor, running: int, step_seconds: float) -> float:
         """Seconds to wait for tools before the next step, which workflows that still wait for one miss.
 
-        Waiting must cost the others no more than missing the step costs these; slow searches miss it anyway.
+        Waiting must cost the others no more than missing the step costs these; slow searches miss it anyway. It costs
+        nothing while calls are in flight that the devices have not finished.
         """
         if not self.engine.scheduler.active:
             return MAX_PATIENCE
+        if self.engine.is_async:
+            return max(0.0, self.engine.seconds_left - CALL_MARGIN)
         if tools.latencies and tools.latencies[-1] > step_seconds:
             return 0.0
         return step_seconds * tools.running / running
@@ -280,7 +297,7 @@ class RolloutDriver:
             raise ValueError("a workflow must open a context with a Prompt before it adds text")
         scheduler = self.engine.scheduler
         ids = self.tokenizer.span_ids(request.text)
-        if not scheduler.fits(workflow.slot, len(ids)):
+        if not scheduler.fits(workflow.slot, len(ids) + request.room - 1):
             return False
         drop = workflow.end_tokens if request.same_turn else 0
         scheduler.extend_context(workflow.slot, ids, request.max_tokens, find_stop, drop)
@@ -290,7 +307,7 @@ class RolloutDriver:
         """Replaces the context of the workflow by a new one; False, and changes nothing, if the prompt does not fit."""
         scheduler = self.engine.scheduler
         ids = self.tokenizer.span_ids(prompt.segments)
-        if not scheduler.fits(None, len(ids)):
+        if not scheduler.fits(None, len(ids) + request.room - 1):
             return False
         self._close_context(workflow)
         seed = workflow.job.number

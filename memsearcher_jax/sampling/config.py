@@ -43,6 +43,10 @@ class SamplingConfig:
     memory, and a decoded token reads half of it."""
     decode_steps_per_call: Count = 32
     """Maximum tokens that one device call decodes for a slot before the host handles finished generations."""
+    async_scheduling: Literal["auto", "on", "off"] = "auto"
+    """Dispatch a call before the host knows the tokens of the call before it, so that the devices work while the host
+    handles what has ended; a slot whose generation ended then misses one call. auto: on with accelerators, off on a
+    CPU, which is also the host."""
     decode_batch_sizes: tuple[Count, ...] = ()
     """Extra compiled batch sizes per replica, ascending, used when few slots are active. Useful where decoding is
     compute-bound, as on a CPU. Sizes not below a replica's slots are ignored."""

@@ -33,9 +33,11 @@ class Context:
         self.logprob_C = np.zeros(capacity, np.float32)
         self.sampled_C = np.zeros(capacity, bool)
         self.length = 0
+        self.generation = 0  # the number of the current or the last one
         self.generation_start = 0
         self.find_stop: FindStop | None = None
         self.remaining = 0  # tokens that the current generation may still add; 0: it has ended
+        self.calls_in_flight = 0  # that decode the current generation, and whose tokens the host does not know yet
         self.pages: list[int] = []
         self.cached = 0  # leading tokens that the pages hold
         self.lost = 0  # leading tokens that were cached before the context gave its pages back
@@ -64,6 +66,8 @@ class Context:
 
     def generate(self, max_tokens: int, find_stop: FindStop | None) -> None:
         """Starts a generation after the last token."""
+        self.generation += 1
+        self.calls_in_flight = 0
         self.find_stop = find_stop
         self.generation_start = self.length
         self.remaining = min(max_tokens, len(self.ids_C) - self.length)

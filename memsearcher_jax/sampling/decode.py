@@ -20,8 +20,14 @@ from memsearcher_jax.sampling.prefill import HostArray
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Decode:
-    """Generates for A contexts, all of whose tokens but the last are cached."""
+    """Generates for A contexts, all of whose tokens but the last are cached.
 
+    Of a context that a call in flight decodes, the host does not know the last token, length and remaining tokens yet:
+    such a row continues from the `DecodeState` that the call leaves, and reads none of the host's three numbers.
+    """
+
+    slot_A: HostArray  # int32: the context's entry of the state; S where the row is unused
+    continues_A: HostArray  # bool: from the state
     token_A: HostArray  # int32: the last token
     length_A: HostArray  # int32: tokens of the context
     remaining_A: HostArray  # int32: tokens that its generation may still add; 0: the row is unused
@@ -47,6 +53,20 @@ class _Loop(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class DecodeState:
+    """What the last call that decoded a slot left, for the next one."""
+
+    token_S: Array  # int32: the last token
+    length_S: Array  # int32: tokens of the context
+    remaining_S: Array  # int32: tokens that its generation may still add
+
+    @classmethod
+    def empty(cls, slots: int) -> DecodeState:
+        return cls(*(jnp.zeros(slots, jnp.int32) for _ in range(3)))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class DecodeOutput:
     """The generated tokens of each row of a `Decode`, left-aligned in J columns."""
 
@@ -62,10 +82,11 @@ def decode(
     steps: int,
     stop_ids: tuple[int, ...],
     cache: Cache,
+    state: DecodeState,
     params: Params,
     root_key: Array,
     call: Decode,
-) -> tuple[Cache, DecodeOutput]:
+) -> tuple[Cache, DecodeState, DecodeOutput]:
     """Up to `steps` tokens for every row; returns early when no generation goes on.
 
     The random number of a draw depends on `root_key`, the context's `rng_stream` and the token's position alone. In
@@ -73,8 +94,11 @@ def decode(
     at most. In bfloat16 they change logits by a rounding error of 2^-8, so another schedule may draw another token; a
     schedule that is repeated draws the same tokens in both types.
     """
-    cached_A = call.length_A - 1
-    A = call.length_A.shape[0]
+    token_A = jnp.where(call.continues_A, state.token_S[call.slot_A], call.token_A)
+    length_A = jnp.where(call.continues_A, state.length_S[call.slot_A], call.length_A)
+    remaining_A = jnp.where(call.continues_A, state.remaining_S[call.slot_A], call.remaining_A)
+    cached_A = length_A - 1
+    A = length_A.shape[0]
     view = CacheView.of(cache, call.page_table_AI, cached_A, cached_A)
 
     def context_key(stream_2: Array) -> Array:
@@ -83,7 +107,7 @@ def decode(
 
     key_A = jax.vmap(context_key)(call.rng_stream_A2)
     # The numbers of all positions that this call may draw for: fewer operations than step by step.
-    position_AJ = call.length_A[:, None] + jnp.arange(steps)
+    position_AJ = length_A[:, None] + jnp.arange(steps)
     key_AJ = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(key_A, position_AJ)
     uniform_AJ = jax.vmap(jax.vmap(jax.random.uniform))(key_AJ)
 
@@ -123,9 +147,9 @@ def decode(
 
     initial = _Loop(
         number=jnp.int32(0),
-        last_A=call.token_A,
-        remaining_A=call.remaining_A,
-        count_A=jnp.zeros_like(call.length_A),
+        last_A=token_A,
+        remaining_A=remaining_A,
+        count_A=jnp.zeros_like(length_A),
         buffer=DecodeBuffer.empty(model, A, steps),
         token_AJ=jnp.zeros((A, steps), jnp.int32),
         logprob_AJ=jnp.zeros((A, steps), jnp.float32),
@@ -135,4 +159,10 @@ def decode(
     # As many fed tokens are kept as were drawn: the last one drawn has not been fed yet.
     kept_AJ = (jnp.arange(steps) < final.count_A[:, None]).astype(jnp.int32)
     cache = view.append(final.buffer.k_LBKJH, final.buffer.v_LBKJH, kept_AJ)
-    return cache, DecodeOutput(final.token_AJ, final.logprob_AJ, final.count_A, final.remaining_A, final.finite_A)
+    state = DecodeState(
+        token_S=state.token_S.at[call.slot_A].set(final.last_A, mode="drop"),
+        length_S=state.length_S.at[call.slot_A].set(length_A + final.count_A, mode="drop"),
+        remaining_S=state.remaining_S.at[call.slot_A].set(final.remaining_A, mode="drop"),
+    )
+    output = DecodeOutput(final.token_AJ, final.logprob_AJ, final.count_A, final.remaining_A, final.finite_A)
+    return cache, state, output

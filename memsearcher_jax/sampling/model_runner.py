@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from functools import lru_cache, partial
-from typing import Any
 
 import jax
 import numpy as np
@@ -17,7 +16,7 @@ from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.kv_cache import CACHE_AXES, Cache
 from memsearcher_jax.model.qwen import Params
 from memsearcher_jax.sampling.config import SamplingConfig
-from memsearcher_jax.sampling.decode import Decode, DecodeOutput, decode
+from memsearcher_jax.sampling.decode import Decode, DecodeOutput, DecodeState, decode
 from memsearcher_jax.sampling.prefill import CopyPages, Prefill, copy_pages, prefill
 from memsearcher_jax.sampling.scheduler import ScheduledStep, Scheduler
 
@@ -29,23 +28,32 @@ class ModelRunner:
         self._mesh = mesh
         self._programs = _programs(model, settings, stop_ids, mesh)
         self._empty_cache = _empty_cache(model, settings, mesh)
+        self._empty_state = _empty_state(settings, mesh)
         self._cache: Cache | None = None
+        self._state: DecodeState | None = None
 
     def release(self) -> None:
-        """Gives the cache's device memory back; the next step takes it again."""
+        """Gives the device memory of cache and state back; the next step takes it again."""
         self._cache = None
+        self._state = None
 
     def run(self, step: ScheduledStep, params: Params, root_key: Array) -> DecodeOutput | None:
         """Dispatches the calls of a step in order; the output of decoding is still on the devices, as `params` are."""
         with jax.set_mesh(self._mesh):
-            if self._cache is None:
+            if self._cache is None or self._state is None:
                 self._cache = self._empty_cache()
+                self._state = self._empty_state()
             for call in step.calls:
                 self._cache = self._programs[type(call)](self._cache, params, call)
             if step.decode is None:
                 return None
-            self._cache, output = self._programs[Decode](self._cache, params, root_key, step.decode)
+            decode = self._programs[Decode]
+            self._cache, self._state, output = decode(self._cache, self._state, params, root_key, step.decode)
         return output
+
+    def is_done(self, output: DecodeOutput) -> bool:
+        """Whether the devices have finished the calls of the step with this output."""
+        return output.count_A.is_ready()
 
 
 def abstract_cache(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> Cache:
@@ -64,6 +72,8 @@ def lower_programs(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> 
     """(name, program) of decoding, of prefill in every width, and of copying pages."""
     programs = _programs(model, settings, (0,), mesh)
     cache = abstract_cache(model, settings, mesh)
+    with jax.set_mesh(mesh):
+        state = jax.eval_shape(_empty_state(settings, mesh))
     params = abstract_params(model, settings, mesh)
     steps = Scheduler(settings, replica_count(mesh)).warm_up_steps()
     copies, *prefills = steps[0].calls
@@ -72,13 +82,13 @@ def lower_programs(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> 
     def abstract(x: np.ndarray) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.named_sharding(mesh, ()))
 
-    def lower(call: CopyPages | Prefill | Decode, *root_key: Any) -> Lowered:
-        return programs[type(call)].lower(cache, params, *root_key, jax.tree.map(abstract, call))
+    def lower(call: CopyPages | Prefill) -> Lowered:
+        return programs[type(call)].lower(cache, params, jax.tree.map(abstract, call))
 
     assert largest is not None, "the last step decodes"
     with jax.set_mesh(mesh):
         root_key = jax.eval_shape(lambda: jax.random.key(0))
-        yield "decode", lower(largest, root_key)
+        yield "decode", programs[Decode].lower(cache, state, params, root_key, jax.tree.map(abstract, largest))
         for call in prefills:
             assert isinstance(call, Prefill)
             rows, width = call.ids_BT.shape
@@ -100,8 +110,10 @@ def _programs(
 def _program(function: Callable, mesh: Mesh, *settings: Hashable) -> Wrapped:
     """Engines of one process that differ in slots or sampling rules have the same programs: they are traced once."""
     cache = sharding.named_sharding(mesh, CACHE_AXES)
-    out_shardings = (cache, None) if function is decode else cache
-    return jax.jit(partial(function, *settings), donate_argnums=0, out_shardings=out_shardings)
+    if function is decode:
+        out_shardings = (cache, sharding.named_sharding(mesh, ()), None)
+        return jax.jit(partial(function, *settings), donate_argnums=(0, 1), out_shardings=out_shardings)
+    return jax.jit(partial(function, *settings), donate_argnums=0, out_shardings=cache)
 
 
 def _empty_cache(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> Wrapped:
@@ -110,6 +122,11 @@ def _empty_cache(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> Wr
     pages = settings.pages_per_replica(replicas) * replicas
     empty = partial(Cache.empty, model, pages, settings.page_tokens, int8=settings.kv == "int8")
     return jax.jit(empty, out_shardings=sharding.named_sharding(mesh, CACHE_AXES))
+
+
+def _empty_state(settings: SamplingConfig, mesh: Mesh) -> Wrapped:
+    """A program without arguments that creates the state, of which every device has a copy."""
+    return jax.jit(partial(DecodeState.empty, settings.slots), out_shardings=sharding.named_sharding(mesh, ()))
 
 
 def replica_count(mesh: Mesh) -> int:

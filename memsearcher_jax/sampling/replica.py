@@ -50,8 +50,13 @@ class Replica:
 
     @property
     def decoding(self) -> list[Context]:
-        """Running contexts with nothing left to prefill."""
-        return [context for context in self.running if not context.uncached]
+        """Running contexts with nothing left to prefill, and a generation that the calls in flight may not end."""
+        steps = self._settings.decode_steps_per_call
+        return [
+            context
+            for context in self.running
+            if not context.uncached and context.remaining > steps * context.calls_in_flight
+        ]
 
     def clear(self) -> None:
         """Drops all contexts and all that is cached."""
@@ -93,10 +98,15 @@ class Replica:
     def admit(self) -> Iterator[tuple[int, int]]:
         """Admits the waiting contexts that find pages; yields (source, target) of the pages to copy for them.
 
-        A context whose beginning another one is about to prefill waits for it.
+        A context whose beginning another one is about to prefill waits for it. One that was preempted while a call
+        decodes it waits for the tokens of this call.
         """
         running = self.running
-        waiting = [context for context in self.contexts.values() if context.remaining and not context.pages]
+        waiting = [
+            context
+            for context in self.contexts.values()
+            if context.remaining and not context.pages and not context.calls_in_flight
+        ]
         for context in waiting:
             prefix = self.pool.find(context.ids_C[: context.length - 1])
             if prefix.is_growing:
@@ -153,8 +163,10 @@ class Replica:
         context.cached = tokens
 
     def _needed_pages(self, context: Context) -> int:
-        """Pages for all of the context's tokens and for those of its next decoding call, but for the last one."""
-        new_tokens = min(self._settings.decode_steps_per_call, context.remaining)
+        """Pages for all of the context's tokens and for those of its calls in flight and of the next one, but for the
+        last token."""
+        calls = context.calls_in_flight + 1
+        new_tokens = min(calls * self._settings.decode_steps_per_call, context.remaining)
         return self.pool.pages_for(context.length - 1 + new_tokens)
 
     def _preempt(self, context: Context) -> None:

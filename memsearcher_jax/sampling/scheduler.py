@@ -6,10 +6,13 @@ takes the result. A step admits contexts, prefills what is not cached, and decod
 
 from __future__ import annotations
 
+import math
 import operator
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from itertools import chain, groupby, zip_longest
+from typing import NamedTuple
 
 import numpy as np
 
@@ -49,6 +52,8 @@ class SamplerStats:
     shared_tokens: int = 0  # prefixes of new contexts that were cached already
     generated_tokens: int = 0
     steps: int = 0
+    seconds: float = 0.0  # between `start` and `stop`
+    host_wait: float = 0.0  # of them, in which there was work and no call was under way
     active_slots: int = 0  # sum over steps
     slots: int = 0  # sum over steps, idle slots included
     preempted: int = 0  # times that a context gave its pages back to older ones
@@ -68,13 +73,24 @@ class SamplerStats:
         return 1 - self.active_slots / self.slots if self.slots else 0.0
 
 
+class DecodedRow(NamedTuple):
+    """What a row of a decoding call generates for."""
+
+    context: Context
+    generation: int  # of the context, at the time of the call
+
+
 @dataclass(frozen=True)
 class ScheduledStep:
     """The device calls of one step, in order; decoding is the last."""
 
     calls: Sequence[CopyPages | Prefill]
     decode: Decode | None  # None if no context is ready
-    rows: dict[int, Context]  # the context of each used row of `decode`
+    rows: dict[int, DecodedRow]  # of `decode`, those that are used
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.calls and self.decode is None
 
 
 class Scheduler:
@@ -91,6 +107,7 @@ class Scheduler:
         self._group_size = replicas // groups
         self._batch_sizes = [*(rows for rows in settings.decode_batch_sizes if rows < self._size), self._size]
         self._stats = SamplerStats()
+        self._requested_at = [math.inf] * groups
 
     @property
     def free_slots(self) -> list[int]:
@@ -100,6 +117,10 @@ class Scheduler:
         by_group = [list(slots) for _, slots in groupby(free, lambda slot: slot // group_slots)]
         alternating = chain.from_iterable(zip_longest(*by_group))
         return [slot for slot in alternating if slot is not None]
+
+    def requested_at(self, group: int) -> float:
+        """The time, of time.monotonic, of the first request for the group since its last step; infinite without one."""
+        return self._requested_at[group]
 
     @property
     def active(self) -> bool:
@@ -119,6 +140,7 @@ class Scheduler:
             replica.clear()
         stats = self._stats
         self._stats = SamplerStats()
+        self._requested_at = [math.inf] * len(self._requested_at)
         return stats
 
     def fits(self, slot: int | None, tokens: int) -> bool:
@@ -171,11 +193,14 @@ class Scheduler:
 
     def schedule(self, group: int = 0) -> ScheduledStep:
         """The calls of a group for all requests since its last step."""
+        self._requested_at[group] = math.inf
         replicas = self._group(group)
         for replica in replicas:
             replica.grow()
         calls = list(self._prefill(replicas))
         decoding = [replica.decoding for replica in replicas]
+        if not calls and not any(decoding):
+            return ScheduledStep(calls, None, {})
         self._stats.steps += 1
         self._stats.active_slots += sum(map(len, decoding))
         self._stats.slots += len(replicas) * self._size
@@ -184,22 +209,32 @@ class Scheduler:
         most = max(map(len, decoding))
         size = next(size for size in self._batch_sizes if size >= most)
         rows = {
-            replica * size + row: context
+            replica * size + row: DecodedRow(context, context.generation)
             for replica, contexts in enumerate(decoding)
             for row, context in enumerate(contexts)
         }
-        return ScheduledStep(calls, self._decode_call(rows, size), rows)
+        call = self._decode_call(rows, size)
+        for context, _ in rows.values():
+            context.calls_in_flight += 1
+        return ScheduledStep(calls, call, rows)
 
     def update(self, step: ScheduledStep, output: DecodeOutput | None) -> list[FinishedGeneration]:
-        """Records the output of the step's decoding, on the host, and returns the generations that it ended."""
+        """Records the output of the step's decoding, on the host, and returns the generations that it ended.
+
+        What it sampled for a generation that had ended before, which the host did not know then, is dropped.
+        """
         finished = []
-        for row, context in step.rows.items():
+        for row, (context, generation) in step.rows.items():
             assert output is not None
+            if context.generation != generation or not context.remaining:
+                self._stats.active_slots -= 1
+                continue
+            context.calls_in_flight -= 1
             count = int(output.count_A[row])
             self._stats.generated_tokens += count
             context.append(output.token_AJ[row, :count], output.logprob_AJ[row, :count])
             context.remaining = int(output.remaining_A[row])
-            if count:
+            if count and context.pages:  # it may have been preempted since
                 self._replica(context.slot).mark_cached(context, context.length - 1)
             if context.remaining and not context.find_stop:
                 continue
@@ -241,6 +276,8 @@ class Scheduler:
         context.generate(max_tokens, find_stop)
         self._stats.appended_tokens += len(ids)
         self._stats.prompt_tokens += context.length
+        group = context.slot // (self._group_size * self._size)
+        self._requested_at[group] = min(self._requested_at[group], time.monotonic())
 
     def _prefill(self, replicas: Sequence[Replica]) -> Iterator[CopyPages | Prefill]:
         """Admits contexts and caches their tokens; a later call may share what an earlier one caches."""
@@ -296,15 +333,20 @@ class Scheduler:
             length_A=length_A,
         )
 
-    def _decode_call(self, contexts: dict[int, Context], size: int) -> Decode:
-        """The contexts of some rows, in a call of `size` rows for each replica."""
+    def _decode_call(self, rows: dict[int, DecodedRow], size: int) -> Decode:
+        """A call of `size` rows for each replica."""
         A = self._group_size * size
+        S = self._group_size * self._size
+        slot_A = np.full(A, S, np.int32)
+        continues_A = np.zeros(A, bool)
         token_A, remaining_A, top_k_A = np.zeros((3, A), np.int32)
         length_A = np.ones(A, np.int32)
         temperature_A, top_p_A = np.ones((2, A), np.float32)
         rng_stream_A2 = np.zeros((A, 2), np.uint32)
         page_table_AI = np.zeros((A, self.settings.context_pages), np.int32)
-        for row, context in contexts.items():
+        for row, (context, _) in rows.items():
+            slot_A[row] = context.slot % S
+            continues_A[row] = context.calls_in_flight > 0
             token_A[row] = context.ids_C[context.length - 1]
             length_A[row] = context.length
             remaining_A[row] = context.remaining
@@ -314,7 +356,18 @@ class Scheduler:
             top_k_A[row] = params.top_k
             top_p_A[row] = max(params.top_p, LEAST_TOP_P)
             page_table_AI[row, : len(context.pages)] = context.pages
-        return Decode(token_A, length_A, remaining_A, rng_stream_A2, temperature_A, top_k_A, top_p_A, page_table_AI)
+        return Decode(
+            slot_A=slot_A,
+            continues_A=continues_A,
+            token_A=token_A,
+            length_A=length_A,
+            remaining_A=remaining_A,
+            rng_stream_A2=rng_stream_A2,
+            temperature_A=temperature_A,
+            top_k_A=top_k_A,
+            top_p_A=top_p_A,
+            page_table_AI=page_table_AI,
+        )
 
     def _group(self, group: int) -> list[Replica]:
         return self._replicas[group * self._group_size :][: self._group_size]

@@ -41,7 +41,8 @@ def test_prefill_calls_hold_the_uncached_tokens_of_each_replica(nano):
     pages = call.page_table_AI[0, :3].tolist()
     assert len(set(pages)) == 3 and (call.page_table_AI[:3, :3] == pages).all()
     decode = step.decode
-    assert {row: context.slot for row, context in step.rows.items()} == {0: 0, 1: 1, 2: 3}
+    assert {row: decoded.context.slot for row, decoded in step.rows.items()} == {0: 0, 1: 1, 2: 3}
+    assert decode.slot_A.tolist() == [0, 1, 3, 4] and not decode.continues_A.any()
     assert decode.token_A.tolist() == [29, 32, 51, 0] and decode.length_A.tolist() == [20, 3, 12, 1]
     assert decode.remaining_A.tolist() == [3, 3, 3, 0] and decode.rng_stream_A2[1].tolist() == [1, 5]
     assert decode.temperature_A[0] == 0.5 and decode.top_k_A[1] == 3 and decode.top_p_A[2] == np.float32(0.9)
@@ -54,8 +55,8 @@ def test_decoding_uses_the_smallest_batch_that_holds_the_active_slots(nano):
             scheduler.open_context(slot, [10 + slot], (slot, 0), 3, RULE)
         step = scheduler.schedule()
         assert len(step.decode.length_A) == 2 * rows
-        assert sorted(context.slot for context in step.rows.values()) == slots
-        for row, context in step.rows.items():
+        assert sorted(context.slot for context, _ in step.rows.values()) == slots
+        for row, (context, _) in step.rows.items():
             assert row // rows == context.slot // 4 and step.decode.token_A[row] == 10 + context.slot
 
 
@@ -71,7 +72,7 @@ def test_a_long_prompt_does_not_stall_those_that_decode(nano):
         steps += 1
         if len(step.rows) == 2:
             break
-        assert [context.slot for context in step.rows.values()] == [0]
+        assert [context.slot for context, _ in step.rows.values()] == [0]
         assert sum(call.ids_BT.size for call in step.calls) <= 48
     assert prefilled == 99 and steps == 3
 

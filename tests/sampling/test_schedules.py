@@ -48,11 +48,15 @@ class FakeModelRunner:
         self.settings, self.shards = settings, mesh.size
         shape = self.shards, settings.pages_per_replica(self.shards), settings.page_tokens
         self.pools = np.random.default_rng(0).integers(0, 2**63, shape, np.uint64)
+        self.state = {}  # by slot: last token, length and remaining tokens
 
     def run(self, step, params, root_key):
         for call in step.calls:
             (self.copy if isinstance(call, CopyPages) else self.prefill)(call)
         return step.decode and self.decode(step.decode)
+
+    def is_done(self, output):
+        return True
 
     def copy(self, call):
         for row, (source, target) in enumerate(zip(call.source_A, call.target_A, strict=True)):
@@ -85,9 +89,11 @@ class FakeModelRunner:
         token_AJ, logprob_AJ = np.zeros((A, J), np.int32), np.zeros((A, J), np.float32)
         count_A, remaining_A = np.zeros((2, A), np.int32)
         for row in np.flatnonzero(call.remaining_A):
-            shard, length, remaining = row * self.shards // A, int(call.length_A[row]), int(call.remaining_A[row])
+            shard, slot = row * self.shards // A, int(call.slot_A[row])
+            told = int(call.token_A[row]), int(call.length_A[row]), int(call.remaining_A[row])
+            last, length, remaining = self.state[slot] if call.continues_A[row] else told
             cached = self.read(shard, call.page_table_AI[row], length - 1)
-            total, last, new = sum(cached), int(call.token_A[row]), []
+            total, new = sum(cached), []
             while remaining and len(new) < J:
                 new.append(mix([0, *cached, *new][-1], last))
                 total += new[-1]
@@ -97,6 +103,7 @@ class FakeModelRunner:
                 remaining = 0 if last == STOP else remaining - 1
             self.write(shard, call.page_table_AI[row], length - 1, new)
             count_A[row], remaining_A[row] = len(new), remaining
+            self.state[slot] = last, length + len(new), remaining
         return DecodeOutput(token_AJ, logprob_AJ, count_A, remaining_A, np.ones(A, bool))
 
     def read(self, shard, pages, length):
@@ -162,6 +169,7 @@ def random_settings(rng) -> SamplingConfig:
     settings = SamplingConfig(
         slots=slots,
         engine_per_replica=bool(rng.integers(0, 2)),
+        async_scheduling=("on", "off")[rng.integers(0, 2)],
         context_tokens=context_tokens,
         page_tokens=page_tokens,
         decode_steps_per_call=int(rng.integers(1, 7)),
@@ -212,6 +220,8 @@ def run_schedule(seed: int, monkeypatch):
                 running[slot] = conversation, turn + 1
         for generation in engine.step():
             idle[generation.slot] = running.pop(generation.slot)
+            if rng.integers(0, 2):
+                engine.keep_busy()
         steps += 1
         assert steps < 5_000, f"schedule {seed} does not end"
     assert len(done) == expected
