@@ -32,6 +32,8 @@ Probability = Annotated[float, Interval(ge=0, le=1)]
 PositiveFraction = Annotated[float, Interval(gt=0, le=1)]
 Decay = Annotated[float, Interval(ge=0, lt=1)]
 
+_DURATION = re.compile(r"([0-9]{1,8}) ?(|steps|updates|%)")  # an update counts in 32 bits
+
 
 @dataclass(frozen=True)
 class Duration:
@@ -49,17 +51,24 @@ def parse_duration(name: str, text: str, steps: int | None) -> Duration:
 
     Raises ValueError for anything else, and for a share of an unknown number of steps.
     """
-    match = re.fullmatch(r"([0-9]{1,8}) ?(|steps|updates|%)", text.strip())  # an update counts in 32 bits
+    match = _DURATION.fullmatch(text.strip())
     if not match:
         raise ValueError(
             f"{name} is {text!r}: give training steps (10), a share of the run (5%) or optimiser steps (80 updates)"
         )
-    count, unit = int(match[1]), match[2]
+    count = int(match[1])
+    unit = match[2]
     if unit != "%":
         return Duration(count, "updates" if unit == "updates" else "steps")
     if steps is None:
         raise ValueError(f"{name} is {text}, but the number of training steps is not known here: give training steps")
     return Duration(steps * count // 100)
+
+
+def parse_percent(text: str) -> int | None:
+    """The number of a duration that is a share of the run, such as 5 of "5%"; None for other durations."""
+    match = _DURATION.fullmatch(text.strip())
+    return int(match[1]) if match and match[2] == "%" else None
 
 
 def contains(interval: Interval, value: float) -> bool:

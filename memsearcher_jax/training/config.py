@@ -15,6 +15,7 @@ from memsearcher_jax.ranges import (
     Positive,
     Probability,
     parse_duration,
+    parse_percent,
 )
 
 Aggregate = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
@@ -119,11 +120,18 @@ class LearningRatePlan:
 def learning_rate_plan(config: TrainingConfig, steps: int | None = None) -> LearningRatePlan:
     """The plan of a run of `steps` training steps; None: not known, for durations that do not depend on it.
 
+    Of two shares the end of the decay is rounded down, not the length of each: 5% and 95% end with the run.
+
     Raises ValueError for a duration that cannot be read, two of different units, and a rate of 0 before the end.
     """
     warmup = parse_duration("training.warmup_steps", config.warmup_steps, steps)
+    warmup_percent = parse_percent(config.warmup_steps)
+    decay_percent = parse_percent(config.decay_steps)
     if config.decay_steps == "end" and steps is not None:
         decay = Duration(max(0, steps - warmup.count))
+    elif steps is not None and warmup_percent and decay_percent:
+        end = steps * (warmup_percent + decay_percent) // 100
+        decay = Duration(end - warmup.count)
     else:
         decay = parse_duration("training.decay_steps", config.decay_steps, steps)
     if not warmup.count or not decay.count:

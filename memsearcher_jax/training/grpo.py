@@ -66,14 +66,14 @@ def surrogate(
     """PPO's clipped loss (Schulman et al. 2017, equation 7) with the dual clip (Ye et al. 2020, equation 5).
 
     Returns loss_BT, 0 where masked, and metrics: means over the trained tokens for every aggregate. `approx_kl` is the
-    mean old - new log-probability.
+    mean old - new log-probability, bounded by MAX_LOG_RATIO per token as in the reference implementation.
 
     With r = exp(logprob - old_logprob) and the advantage A, a token's loss is
     max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), bounded by -A dual_clip where A < 0.
     """
-    log_ratio_BT = jnp.where(mask_BT != 0, logprob_BT - old_logprob_BT, 0)
+    log_ratio_BT = _bounded(jnp.where(mask_BT != 0, logprob_BT - old_logprob_BT, 0))
     advantage_BT = jnp.where(mask_BT != 0, advantage_BT, 0)
-    ratio_BT = policy_ratio(log_ratio_BT)
+    ratio_BT = jnp.exp(log_ratio_BT)
 
     unclipped_BT = -advantage_BT * ratio_BT
     clipped_BT = -advantage_BT * jnp.clip(ratio_BT, 1 - config.clip_low, 1 + config.clip_high)
@@ -91,7 +91,11 @@ def surrogate(
 
 def policy_ratio(log_ratio_BT: jax.Array) -> jax.Array:
     """ratio_BT of two policies, from their log-ratio."""
-    return jnp.exp(jnp.clip(log_ratio_BT, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    return jnp.exp(_bounded(log_ratio_BT))
+
+
+def _bounded(log_ratio_BT: jax.Array) -> jax.Array:
+    return jnp.clip(log_ratio_BT, -MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def policy_loss(
@@ -126,5 +130,5 @@ def kl_k3(logprob_BT: jax.Array, ref_logprob_BT: jax.Array) -> jax.Array:
     beyond the bound, as in the reference implementation.
     """
     # Clipping d to +-20 changes nothing: k3 exceeds MAX_K3 at both ends.
-    log_ratio_BT = jnp.clip(ref_logprob_BT - logprob_BT, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    log_ratio_BT = _bounded(ref_logprob_BT - logprob_BT)
     return jnp.minimum(jnp.exp(log_ratio_BT) - log_ratio_BT - 1, MAX_K3)

@@ -55,17 +55,23 @@ def mismatch_metrics(rows: PackedRows, logprob_BT: jax.Array) -> dict[str, float
     """The sampler's log-probabilities against the trainer's, over the trained tokens of a mini-batch. Collective.
 
     `logprob_diff_*`: |trainer - sampler| in nats, as the mean, the maximum, and the mean over the contexts of each
-    turn, of which those from LAST_TURN on are one. Both sides are untruncated. `logprob_BT`: the trainer's, before any
-    update.
+    turn, of which those from LAST_TURN on are one. Means count an example as often as its `count`. Both sides are
+    untruncated. `logprob_BT`: the trainer's, before any update.
     """
     batch = rows.batch()
     mask_BT = np.asarray(batch.mask_BT)
+    count_X = np.asarray(batch.count_BT, np.float64)[mask_BT]
     sampler_X = np.asarray(batch.old_logprob_BT)[mask_BT]
     trainer_BT = multihost_utils.process_allgather(logprob_BT, tiled=True)
     diff_X = np.abs(trainer_BT[mask_BT] - sampler_X).astype(np.float64)
     turns = [min(example.number + 1, LAST_TURN) for example in rows.examples]
     turn_X = rows.per_token(turns, np.int32)[mask_BT]
-    metrics = {"logprob_diff_mean": float(diff_X.mean()), "logprob_diff_max": float(diff_X.max())}
+    metrics = {
+        "logprob_diff_mean": float(np.average(diff_X, weights=count_X)),
+        "logprob_diff_max": float(diff_X.max()),
+    }
     for turn in np.unique(turn_X):
-        metrics[f"logprob_diff_mean/turn_{turn}"] = float(diff_X[turn_X == turn].mean())
+        of_turn_X = turn_X == turn
+        mean = np.average(diff_X[of_turn_X], weights=count_X[of_turn_X])
+        metrics[f"logprob_diff_mean/turn_{turn}"] = float(mean)
     return metrics

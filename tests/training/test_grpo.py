@@ -145,3 +145,12 @@ def test_ratios_that_overflow_give_finite_gradients(advantage, log_ratio):
     value, gradient_BT = jax.jit(jax.value_and_grad(loss))(np.full((1, 2), log_ratio, np.float32))
     assert np.isfinite(value)
     np.testing.assert_allclose(gradient_BT, 0, atol=1e-6)
+
+
+def test_the_approximate_divergence_is_bounded_per_token():
+    """By the bound of the ratio, as in the reference implementation: one absurd token does not hide the others."""
+    old_BT = np.array([[0.0, -1.0, -30.0, 0.0]], np.float32)
+    logprob_BT = np.array([[-0.5, -1.0, 0.0, -300.0]], np.float32)
+    settings = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "aggregate": "token-mean"}
+    _, metrics = grpo.policy_loss(logprob_BT, old_BT, jnp.ones((1, 4)), jnp.ones((1, 4)), **settings)
+    np.testing.assert_allclose(metrics["approx_kl"], (0.5 + 0 - 20 + 20) / 4, rtol=1e-6)

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from memsearcher_jax.checks import check
 from memsearcher_jax.config import RunConfig
@@ -62,6 +64,20 @@ def test_durations_are_steps_shares_of_the_run_or_updates(warmup, decay, counts,
 def test_what_no_plan_can_be_made_of_is_refused(warmup, decay, steps, message):
     with pytest.raises(ValueError, match=message):
         plan_of(warmup, decay, steps)
+
+
+@given(st.integers(1, 5_000), st.integers(1, 100))
+def test_shares_that_make_up_the_run_end_with_it(steps, percent):
+    """Both are rounded down, but their sum is the run, whatever its length."""
+    plan = plan_of(f"{percent}%", f"{100 - percent}%", steps)
+    assert plan.warmup.count == steps * percent // 100
+    if percent < 100:
+        assert plan.warmup.count + plan.decay.count == steps
+
+
+def test_shares_that_leave_a_part_of_the_run_at_a_rate_of_zero_are_refused():
+    with pytest.raises(ValueError, match="the learning rate is 0 from training step 28 of 30 on: set it to end"):
+        plan_of("5%", "90%", 30)
 
 
 def test_a_run_that_goes_on_at_a_rate_of_zero_is_refused():

@@ -11,7 +11,7 @@ from memsearcher_jax.training import losses, masked
 from memsearcher_jax.training.config import TrainingConfig
 from memsearcher_jax.training.logprobs import TokenScores
 from memsearcher_jax.training.old_logprobs import LAST_TURN, mismatch_metrics, recompute_old_logprobs
-from memsearcher_jax.training.packing import TrainingExample, plan_rows
+from memsearcher_jax.training.packing import TrainingExample, merge_equal, plan_rows
 
 SAMPLER, TRAINER = [-1.0, -2.0, -3.0, -0.5], [-1.1, -1.6, -3.0, -2.5]  # of the row's four trained tokens
 WEIGHT = np.minimum(np.exp(np.subtract(TRAINER, SAMPLER)), 1.1)  # of which one is cut
@@ -82,3 +82,13 @@ def test_the_mismatch_is_reported_by_turn():
     expected = {"turn_1": 0.2, "turn_4": 0.4, f"turn_{LAST_TURN}": 1.5}
     assert turns == {f"logprob_diff_mean/{turn}": pytest.approx(value) for turn, value in expected.items()}
     assert (metrics["logprob_diff_mean"], metrics["logprob_diff_max"]) == (pytest.approx(0.76), 2.0)
+
+
+def test_the_mismatch_counts_equal_examples_as_often_as_they_are():
+    """Nine equal contexts are off by 0.1 nats and one by 4.1, so the mean is 0.5 and not that of two contexts."""
+    examples = [TrainingExample((1, 2), (0.0, 0.1), (False, True), 1.0)] * 9
+    examples.append(TrainingExample((1, 3), (0.0, 4.1), (False, True), 1.0))
+    rows = plan_rows(merge_equal(examples), 8, 1, np.random.default_rng(0))
+    metrics = mismatch_metrics(rows, jnp.where(rows.batch().mask_BT, 0.0, jnp.nan))
+    assert metrics["logprob_diff_mean"] == metrics["logprob_diff_mean/turn_1"] == pytest.approx(0.5)
+    assert metrics["logprob_diff_max"] == pytest.approx(4.1)
