@@ -193,8 +193,6 @@ def require_same_code(folder: Path, stored: RunConfig, given: RunConfig, words: 
                 )
 
 
-def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """The config with absolute paths wherever it names existing files or folders: a run works from any directory."""
 def _changed_file(code: OwnCode, original: OwnCode, hashes: Mapping[str, str]) -> str:
     """The first file of `code` that differs from its counterpart, whose folder may be another one; "" if none does."""
     folder = Path(original.value).absolute().parent
@@ -204,6 +202,8 @@ def _changed_file(code: OwnCode, original: OwnCode, hashes: Mapping[str, str]) -
     return ""
 
 
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """The config with absolute paths wherever it names existing files or folders: a run works from any directory."""
     return with_paths(config, lambda path: str(Path(path).absolute()) if Path(path).exists() else path)
 
 
