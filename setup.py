@@ -39,6 +39,7 @@ GCS = ["gcsfs>=2026.9,<2027"]
 DOCUMENTS = ["markdown-it-py>=4.3,<5", "beautifulsoup4>=4.15,<5", "pypdf>=7.1,<8"]
 WANDB = ["wandb>=0.31,<0.32"]
 SERVE = ["fastapi>=0.165,<0.166", "uvicorn>=0.54,<0.55", "mcp>=2.3,<3"]
+HARNESS = ["openai>=3.54,<4", "langgraph>=1.2.24,<2", "langchain-openai>=1.7.4,<2"]
 GGUF = ["gguf>=0.19,<0.20"]
 EXTRAS = {
     "tpu": ["jax[tpu]"],
@@ -54,12 +55,13 @@ EXTRAS = {
             "setuptools>=77",
         ),
         *("jsonschema>=4.26,<5", "PyYAML>=6.0.3,<7"),
-        *(*SERVE, "openai>=3.54,<4"),
+        *(*SERVE, *HARNESS),
         *DOCUMENTS,
         *GGUF,
         *(*GCS, "gcp-storage-emulator>=2026.7.19,<2027"),
     ],
     "serve": SERVE,
+    "harness": HARNESS,
     "documents": DOCUMENTS,
     "gcs": GCS,
     "browser": ["selenium>=4.51,<5"],

@@ -1,10 +1,7 @@
 """Agents of other frameworks: what they ask over HTTP is sampled, recorded and rewarded as contexts of a workflow."""
 
-import contextlib
 import json
-import queue
 import sys
-import threading
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -12,7 +9,6 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from openai import OpenAI
 
 from memsearcher_jax.agent.base import Scoring
 from memsearcher_jax.agent.config import AgentConfig
@@ -21,15 +17,15 @@ from memsearcher_jax.agent.registry import make_agent
 from memsearcher_jax.configs.tiny import tiny
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.model import sharding, weights
-from memsearcher_jax.rl.harness import Endpoint, HarnessDriver, _Session
-from memsearcher_jax.rl.rollout import Job, RolloutDriver, make_jobs
+from memsearcher_jax.rl.harness import HarnessDriver
+from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
 from memsearcher_jax.rl.tool_executor import search_backend
 from memsearcher_jax.runs.run_dir import located
 from memsearcher_jax.sampling.engine import Engine
-from memsearcher_jax.sampling.scheduler import FinishedGeneration
 from memsearcher_jax.tokenizer import ChatTokenizer
 from memsearcher_jax.types import Passage, Problem, StopReason
-from tests.support import NANO, NANO_SAMPLING, TinyIndex, byte_tokenizer
+from tests.rl.scripted_endpoint import scripted_endpoint
+from tests.support import TinyIndex, byte_tokenizer
 
 KEY = jax.random.key(3)
 PROBLEMS = [Problem(f"q{number}", f"Who is {number}?", (f"a{number}",)) for number in range(4)]
@@ -238,43 +234,12 @@ def test_a_program_answers_on_its_output_and_one_that_dies_is_a_fault(rollouts, 
     assert rewards[0] == 0.25 and np.isnan(rewards[1:3]).all() and rewards[3] == 1.0
 
 
-@contextlib.contextmanager
-def endpoint(one_device, reply, **settings):
-    """The endpoint of a rollout whose policy gives one reply, and a client of OpenAI's for one of its trajectories."""
-    sampling = replace(NANO_SAMPLING, context_tokens=1_024)
-    engine = Engine(NANO, sampling, byte_tokenizer().stop_ids, one_device)  # which runs no program
-    driver = HarnessDriver(engine, byte_tokenizer(), lambda problem: None, harness="python3", **settings)
-    events = queue.SimpleQueue()
-    with Endpoint(driver, events) as service:
-        session = _Session(Job(0, PROBLEMS[0]))
-        service._sessions[session.key] = session
-
-        def answer():
-            while True:
-                generation = events.get()
-                if generation is None:
-                    return
-                context = generation.context
-                ids = [*byte_tokenizer().encode_untrusted(reply), byte_tokenizer().end_ids[0]]
-                ends = [end for end in map(generation.find_stop, (ids[: n + 1] for n in range(len(ids)))) if end]
-                ids = ids[: ends[0]] if ends else ids
-                context.ids = np.concatenate([context.ids, ids]).astype(np.int32)
-                context.logprobs = np.concatenate([context.logprobs, np.full(len(ids), -1.0)])
-                context.sampled = np.concatenate([context.sampled, np.ones(len(ids), bool)])
-                generation.result.set_result(FinishedGeneration(0, tuple(ids), found_stop=bool(ends)))
-
-        threading.Thread(target=answer, daemon=True).start()
-        with OpenAI(base_url=service.base_url, api_key=session.key, max_retries=0) as client:
-            yield client, session
-        events.put(None)
-
-
 TOOL = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
 CALLS = '<tool_call>\n{"name": "search", "arguments": {"query": "Ada"}}\n</tool_call>'
 
 
-def test_tool_calls_are_parsed_and_their_results_extend_the_context(one_device):
-    with endpoint(one_device, f"I look it up. {CALLS}") as (client, session):
+def test_tool_calls_are_parsed_and_their_results_extend_the_context():
+    with scripted_endpoint(f"I look it up. {CALLS}") as (client, session):
         messages = [{"role": "user", "content": "Who?"}]
         reply = client.chat.completions.create(model="policy", messages=messages, tools=[TOOL]).choices[0]
         assert reply.finish_reason == "tool_calls" and reply.message.content == "I look it up."
@@ -291,8 +256,8 @@ def test_tool_calls_are_parsed_and_their_results_extend_the_context(one_device):
         assert untouched.choices[0].message.tool_calls is None and len(session.contexts) == 2
 
 
-def test_a_stream_and_a_whole_reply_say_the_same(one_device):
-    with endpoint(one_device, f"Text. {CALLS}") as (client, _):
+def test_a_stream_and_a_whole_reply_say_the_same():
+    with scripted_endpoint(f"Text. {CALLS}") as (client, _):
         asked = {"model": "policy", "messages": [{"role": "user", "content": "Who?"}], "tools": [TOOL]}
         whole = client.chat.completions.create(**asked)
         with client.chat.completions.stream(**asked, stream_options={"include_usage": True}) as stream:
@@ -303,8 +268,8 @@ def test_a_stream_and_a_whole_reply_say_the_same(one_device):
         assert streamed.usage.completion_tokens == whole.usage.completion_tokens > 0
 
 
-def test_a_stop_ends_the_reply_before_it(one_device):
-    with endpoint(one_device, "one STOP two") as (client, session):
+def test_a_stop_ends_the_reply_before_it():
+    with scripted_endpoint("one STOP two") as (client, session):
         asked = {"model": "policy", "messages": [{"role": "user", "content": "Count."}]}
         reply = client.chat.completions.create(**asked, stop=["STOP"])
         assert reply.choices[0].message.content == "one "
@@ -325,9 +290,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_supported_is_one_clear_error(one_device, name):
+def test_what_is_not_supported_is_one_clear_error(name):
     changes, status, message = REFUSED[name]
-    with endpoint(one_device, "a reply") as (client, _):
+    with scripted_endpoint("a reply") as (client, _):
         body = {"model": "policy", "messages": [{"role": "user", "content": "Who?"}]} | changes
         headers = {"Authorization": f"bearer {client.api_key}", "Content-Type": "application/json"}
         request = urllib.request.Request(f"{client.base_url}chat/completions", json.dumps(body).encode(), headers)
@@ -337,8 +302,8 @@ def test_what_is_not_supported_is_one_clear_error(one_device, name):
         assert message in json.load(raised.value)["error"]["message"]
 
 
-def test_the_endpoint_knows_its_model_and_its_keys(one_device):
-    with endpoint(one_device, "a reply", fixed_sampling=False) as (client, session):
+def test_the_endpoint_knows_its_model_and_its_keys():
+    with scripted_endpoint("a reply", fixed_sampling=False) as (client, session):
         assert [model.id for model in client.models.list()] == ["policy"] == [client.models.retrieve("policy").id]
         asked = {"model": "policy", "messages": [{"role": "user", "content": "Who?"}]}
         client.chat.completions.create(**asked, temperature=0.3, seed=1)  # not in training
