@@ -118,6 +118,8 @@ def check(flags: Ask, agent: Agent) -> None:
         raise ValueError("--files fills a memory of documents: it needs an agent that reads, such as memalpha")
     if not flags.question.strip():
         raise ValueError('the question is missing: give it in quotes, such as "Who directed the film ...?"')
+    if flags.human and flags.run.agent.harness:
+        raise ValueError("--human writes replies of agents of this package: omit agent.harness")
     if flags.human and not sys.stdin:
         raise ValueError("--human reads your replies from the standard input, which is closed: open it")
     if not flags.human:
@@ -162,6 +164,8 @@ def model_answer(run: Run, begin: Callable[[str], None]) -> Callable[[Problem, C
         shown = replace(driver, start=start_shown)
         key = named_key(config.seed, "ask", 0)
         (trajectory,), _ = shown.trajectories(make_jobs([problem], 1), params, key, lambda line: None)
+        if config.agent.harness:  # whose requests are known when it has ended
+            show_requests(trajectory.outcome, console)
         if trajectory.outcome.stop is not StopReason.STREAM_READ or not isinstance(run.agent, ReadingAgent):
             return trajectory.outcome
         memory = run.agent.remembered(trajectory.outcome)
@@ -172,6 +176,14 @@ def model_answer(run: Run, begin: Callable[[str], None]) -> Callable[[Problem, C
         return replace(trajectory.outcome, stop=stop, answer=completion.text, error=completion.error)
 
     return answer
+
+
+def show_requests(outcome: Outcome, console: Console) -> None:
+    """Prints what a harness asked, its last message each time, and the replies."""
+    for number, turn in enumerate(outcome.turns, start=1):
+        show.show_turn_start(number, "", console, has_memory=False)
+        console.print(show.safe_text(turn.observation, "dim"))
+        show.show_reply(turn.reply, console)
 
 
 def document_chunks(folder: Path, limit: int, token_counter: TokenCounter, malformed: str) -> tuple[str, ...]:
