@@ -15,6 +15,7 @@ RUNTIME = [
     "array_record>=0.8.6,<0.9",
     'scann>=1.4.2,<2; platform_system == "Linux"',  # there are no wheels for other systems
     "bm25s>=0.3.16,<0.4",
+    "sentencex>=1.0.32,<2",
     "huggingface_hub>=2.4,<3",
     "filelock>=4.2,<5",
     "httpx2>=2.16,<3",
@@ -36,7 +37,15 @@ RUNTIME = [
 ]
 
 GCS = ["gcsfs>=2026.9,<2027"]
-DOCUMENTS = ["markdown-it-py>=4.3,<5", "beautifulsoup4>=4.15,<5", "pypdf>=7.1,<8"]
+DOCUMENTS = [
+    "markdown-it-py>=4.3,<5",
+    "PyYAML>=6.0.3,<7",
+    "beautifulsoup4>=4.15,<5",
+    "html-to-markdown>=3.21.2,<4",
+    "mammoth>=1.13,<2",
+    "python-pptx>=1.0.2,<2",
+    "pypdfium2>=5.15.2,<6",
+]
 WANDB = ["wandb>=0.31,<0.32"]
 SERVE = ["fastapi>=0.165,<0.166", "uvicorn>=0.54,<0.55", "mcp>=2.3,<3"]
 HARNESS = ["openai>=3.54,<4", "langgraph>=1.2.24,<2", "langchain-openai>=1.7.4,<2"]
@@ -54,9 +63,9 @@ EXTRAS = {
             "pyright>=1.1.414,<2",
             "setuptools>=77",
         ),
-        *("jsonschema>=4.26,<5", "PyYAML>=6.0.3,<7"),
+        "jsonschema>=4.26,<5",
         *(*SERVE, *HARNESS),
-        *DOCUMENTS,
+        *(*DOCUMENTS, "pypdf[crypto]>=7.1,<8"),
         *GGUF,
         *(*GCS, "gcp-storage-emulator>=2026.7.19,<2027"),
     ],

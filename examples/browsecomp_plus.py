@@ -26,8 +26,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from memsearcher_jax.data.documents import split_text
 from memsearcher_jax.data.readers import parquet_rows
+from memsearcher_jax.data.sentences import split_text
 from memsearcher_jax.jsonl import id_field, numbered_lines, parse_object, text_field
 from memsearcher_jax.launch import cli
 

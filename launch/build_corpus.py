@@ -1,4 +1,4 @@
-"""Turns a folder of Markdown, text, HTML and PDF files into a corpus of passages, to be indexed and searched.
+"""Turns a folder of documents into a corpus of passages, to be indexed and searched.
 
 python launch/build_corpus.py DIR --out passages.jsonl
 """
@@ -15,10 +15,11 @@ import shlex
 import statistics
 import sys
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -27,14 +28,20 @@ from rich.progress import track
 from memsearcher_jax.data.documents import (
     DOCUMENT_LIBRARIES,
     READERS,
-    WORD,
+    Document,
     UnreadableDocument,
     find_documents,
-    read_passages,
+    passages,
+    read_document,
 )
+from memsearcher_jax.data.sentences import WORD
+from memsearcher_jax.jsonl import numbered_lines, parse_object
 from memsearcher_jax.launch import cli, outputs, preconditions
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.ranges import Count
+
+SHOWN_NAMES = 3
+SHOWN_PAGES = 10
 
 
 @dataclass(frozen=True)
@@ -42,9 +49,11 @@ class BuildCorpus:
     """Turn a folder of documents into a corpus of passages."""
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
-    """Folder of Markdown, text, HTML and PDF files; subfolders are read too, hidden files are not."""
+    """Folder of Markdown, text, HTML, PDF, Word, PowerPoint and EPUB files; subfolders are read too, hidden files are
+    not."""
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("passages.jsonl")
-    """File to write; it must be new. launch/build_index.py reads it."""
+    """File to write, which launch/build_index.py reads. One that this command wrote before is replaced, and compared
+    with the new one."""
     max_words: Count = 100
     """Maximum words of a passage. A passage ends where a sentence ends, and never crosses a heading."""
     malformed: Literal["error", "skip"] = "error"
@@ -53,52 +62,134 @@ class BuildCorpus:
     """Also write the result to this file, as JSON."""
 
 
+@dataclass
+class Reading:
+    """What became of the documents of a folder."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)  # of the corpus
+    unreadable: list[str] = field(default_factory=list)  # messages
+    empty: list[str] = field(default_factory=list)  # paths of documents without text
+    partly_empty: list[str] = field(default_factory=list)  # PDF files some of whose pages have no text
+    parts: Counter[str] = field(default_factory=Counter)  # left out of documents, by kind
+    documents_by_part: Counter[str] = field(default_factory=Counter)
+
+    def add(self, path: Path, document: Document, rows: list[dict[str, Any]]) -> None:
+        self.rows += rows
+        if not rows:
+            self.empty.append(str(path))
+        if document.empty_pages:
+            numbers = ", ".join(map(str, document.empty_pages[:SHOWN_PAGES]))
+            more = ", ..." if len(document.empty_pages) > SHOWN_PAGES else ""
+            count = f"{len(document.empty_pages)} of {document.pages} pages"
+            self.partly_empty.append(f"{path}: {count} ({numbers}{more}); OCR recognises scanned pages")
+        self.parts.update(document.left_out)
+        self.documents_by_part.update(document.left_out.keys())
+
+    def lines(self, other_files: Mapping[str, Sequence[Path]]) -> list[str]:
+        """One line for each thing that is not in the corpus."""
+        lines = [f"cannot read {message}" for message in self.unreadable]
+        lines += [f"without text: {place}" for place in (*self.empty, *self.partly_empty)]
+        for part, count in self.parts.items():
+            lines.append(f"left out of {self.documents_by_part[part]:,} documents: {part}: {count:,}")
+        for reason, paths in other_files.items():
+            names = [path.name for path in paths[:SHOWN_NAMES]]
+            if len(paths) > SHOWN_NAMES:
+                names.append("...")
+            lines.append(f"left out, {reason}: {len(paths)} ({', '.join(names)})")
+        return lines
+
+
 def main(argv: Sequence[str]) -> None:
-    logging.getLogger("pypdf").setLevel(logging.ERROR)  # it reports each oddity of a PDF
-    warnings.filterwarnings("ignore", module="memsearcher_jax.data.documents")  # and bs4 those of HTML
+    logging.getLogger("pypdfium2").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="memsearcher_jax.data")  # bs4 reports each oddity of a page
     with cli.one_line_errors():
         flags = cli.parse_flags(BuildCorpus, argv)
         if not flags.folder.is_dir():
             reason = "is a file: give the directory that contains it" if flags.folder.is_file() else "no such directory"
             raise NotADirectoryError(f"{flags.folder}: {reason}")
-        outputs.require_new_file(flags.out)
+        outputs.require_writable(flags.out, "--out")
+        earlier = earlier_texts(flags.out)
         preconditions.require_extra("documents", *DOCUMENT_LIBRARIES)
-        outputs.write_json(flags.json, build(flags))
+        outputs.write_json(flags.json, build(flags, earlier))
 
 
-def build(flags: BuildCorpus) -> dict[str, object]:
+def earlier_texts(file: Path) -> Counter[str] | None:
+    """The texts of the passages that this command wrote to `file` before; None if the file does not exist.
+
+    Raises FileExistsError for any other file, which is not replaced.
+    """
+    if not file.exists():
+        return None
+    texts = Counter[str]()
+    try:
+        for where, line in numbered_lines(file):
+            row = parse_object(where, line)
+            if "source" not in row["metadata"]:
+                raise KeyError("source")
+            texts[row["contents"]] += 1
+    except (ValueError, KeyError, TypeError) as error:
+        reason = "is not a corpus that this command wrote: choose another file, or delete it"
+        raise FileExistsError(f"--out {file} exists and {reason}") from error
+    return texts
+
+
+def build(flags: BuildCorpus, earlier: Counter[str] | None) -> dict[str, object]:
     """Writes the corpus and returns the numbers that it prints."""
-    documents, left_out = find_documents(flags.folder)
-    if not documents:
+    paths, other_files = find_documents(flags.folder)
+    if not paths:
         raise ValueError(f"{flags.folder}: contains no documents ({', '.join(READERS)})")
-    rows, unreadable, empty = list[dict[str, object]](), list[str](), list[str]()
-    for document in track(documents, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()):
+    reading = Reading()
+    for path in track(paths, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()):
         try:
-            passages = read_passages(flags.folder, document, flags.max_words)
+            document = read_document(path)
+            rows = passages(flags.folder, path, document, flags.max_words)
         except (OSError, UnreadableDocument) as error:
-            unreadable.append(str(error))
+            reading.unreadable.append(str(error))
         else:
-            rows += passages
-            if not passages:
-                empty.append(str(document))
-    lines = [f"cannot read {line}" for line in unreadable] + [f"without text: {line}" for line in empty]
-    for reason, paths in left_out.items():
-        names = [path.name for path in paths[:3]] + ["..."] * (len(paths) > 3)
-        lines.append(f"left out, {reason}: {len(paths)} ({', '.join(names)})")
-    print(*lines, sep="\n", end="\n" if lines else "", file=sys.stderr)
-    if unreadable and flags.malformed == "error":
+            reading.add(path, document, rows)
+    for line in reading.lines(other_files):
+        print(line, file=sys.stderr)
+    if reading.unreadable and flags.malformed == "error":
         raise UnreadableDocument(
-            f"{len(unreadable)} of {len(documents)} documents cannot be read (listed above): "
+            f"{len(reading.unreadable)} of {len(paths)} documents cannot be read (listed above): "
             "mend them, or leave them out with --malformed skip"
         )
-    if not rows:
+    if not reading.rows:
         raise ValueError(f"{flags.folder}: its documents contain no text")
-    content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-    atomic_write(flags.out, gzip.compress(content) if flags.out.suffix == ".gz" else content)
-    read = len(documents) - len(unreadable) - len(empty)
-    words = statistics.median(len(WORD.findall(str(row["contents"]).partition("\n")[2])) for row in rows)
+    write_corpus(flags.out, reading.rows)
+    kept = compare(reading.rows, earlier)
+    read = len(paths) - len(reading.unreadable) - len(reading.empty)
+    words = statistics.median(len(WORD.findall(row["contents"].partition("\n")[2])) for row in reading.rows)
     print(
-        f"{flags.out}: {len(rows):,} passages of {read:,} documents, median {words:g} words; "
+        f"{flags.out}: {len(reading.rows):,} passages of {read:,} documents, median {words:g} words; "
         f"index them with launch/build_index.py --retrieval.corpus {shlex.quote(str(flags.out))} --out DIR"
     )
-    return {"passages": len(rows), "documents": read, "skipped": unreadable, "empty": empty, "median_words": words}
+    return {
+        "passages": len(reading.rows),
+        "documents": read,
+        "skipped": reading.unreadable,
+        "empty": reading.empty,
+        "partly_empty": reading.partly_empty,
+        "left_out": dict(reading.parts),
+        "median_words": words,
+        **kept,
+    }
+
+
+def write_corpus(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes the rows as JSON Lines, compressed if the file's name ends in .gz."""
+    content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    # Without a time the same passages are the same bytes.
+    atomic_write(file, gzip.compress(content, mtime=0) if file.suffix == ".gz" else content)
+
+
+def compare(rows: Sequence[Mapping[str, Any]], earlier: Counter[str] | None) -> dict[str, int]:
+    """Says how many passages have the text of one in the file before, and returns the numbers."""
+    if earlier is None:
+        return {}
+    texts = Counter(row["contents"] for row in rows)
+    kept = (texts & earlier).total()
+    new = texts.total() - kept
+    removed = earlier.total() - kept
+    print(f"{kept:,} passages are as before, {new:,} are new, and {removed:,} are no longer there")
+    return {"kept": kept, "new": new, "removed": removed}

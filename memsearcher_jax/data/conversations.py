@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
-from memsearcher_jax.data.documents import WORD, split_text, valid_text
+from memsearcher_jax.canonical import canonical
+from memsearcher_jax.data.sentences import WORD, split_text
 from memsearcher_jax.jsonl import MalformedRow
 from memsearcher_jax.types import Problem, Stream, StreamQuestion
 
@@ -77,9 +78,9 @@ def _longmemeval(entry: dict[str, Any], max_words: int) -> Conversation:
     for date, turns in dated:
         # Added, not formatted: a content that is null, or in parts, is no text to read.
         sessions.append(Session(date, [turn["role"] + ": " + turn["content"] for turn in turns]))
-        evidence += [valid_text(turn["content"]) for turn in turns if turn.get("has_answer")]
+        evidence += [canonical(turn["content"]) for turn in turns if turn.get("has_answer")]
     kind = entry["question_type"] + ("_abs" if "_abs" in entry["question_id"] else "")
-    text = valid_text("The date is " + entry["question_date"] + ". " + entry["question"])
+    text = canonical("The date is " + entry["question_date"] + ". " + entry["question"])
     question = StreamQuestion(text, _answer(entry["answer"]), kind, tuple(evidence))
     return Conversation(entry["question_id"], _chunks(sessions, max_words), [question])
 
@@ -93,7 +94,7 @@ def _locomo(entry: dict[str, Any], max_words: int) -> Conversation:
         turns = []
         for turn in conversation[f"session_{number}"]:
             image = f" [shares an image: {turn['blip_caption']}]" if turn.get("blip_caption") else ""
-            text = valid_text(turn["speaker"] + ": " + turn["text"] + image)
+            text = canonical(turn["speaker"] + ": " + turn["text"] + image)
             text_by_turn[turn["dia_id"]] = text
             turns.append(text)
         sessions.append(Session(conversation[f"session_{number}_date_time"], turns))
@@ -107,14 +108,14 @@ def _locomo_question(question: dict[str, Any], text_by_turn: dict[str, str]) -> 
     # A text of the list may name several turns.
     turn_ids = dict.fromkeys(_TURN_ID.findall(" ".join(question.get("evidence") or ())))
     evidence = tuple(text_by_turn[turn_id] for turn_id in turn_ids if turn_id in text_by_turn)
-    return StreamQuestion(valid_text(question["question"]), answer, kind, evidence)
+    return StreamQuestion(canonical(question["question"]), answer, kind, evidence)
 
 
 def _answer(value: Any) -> str:
     """Some answers are numbers."""
     if not isinstance(value, str | int):
         raise TypeError(f"an answer is {value!r}")
-    return valid_text(str(value))
+    return canonical(str(value))
 
 
 def _chunks(sessions: Sequence[Session], max_words: int) -> list[str]:
@@ -134,4 +135,4 @@ def _chunks(sessions: Sequence[Session], max_words: int) -> list[str]:
                 words += piece_words
         if pieces:
             chunks.append("\n".join((session.date, *pieces)))
-    return [valid_text(chunk) for chunk in chunks]
+    return [canonical(chunk) for chunk in chunks]

@@ -21,8 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from memsearcher_jax.canonical import canonical
 from memsearcher_jax.data.conversations import conversation_problem
-from memsearcher_jax.data.documents import valid_text
 from memsearcher_jax.jsonl import MalformedRow, checked_text, id_field, numbered_lines, parse_object, text_field
 from memsearcher_jax.types import Problem, Stream, StreamQuestion
 
@@ -138,7 +138,7 @@ def _text_problem(where: str, row: dict[str, Any], name: str) -> Problem:
     content = message.get("content") if isinstance(message, dict) else message
     question = _first_given(row.get("question"), row.get("input"), content)
     problem = _question_problem(where, row | {"question": question, "data_source": None})
-    text = valid_text(checked_text(where, "context", row["context"]))
+    text = canonical(checked_text(where, "context", row["context"]))
     source = f"ruler_hqa_{name.removeprefix('eval_')}" if name.startswith("eval_") else name
     return replace(with_source(problem, source), stream=Stream(source, (text,), ()))
 
@@ -158,7 +158,7 @@ def _question_problem(where: str, row: dict[str, Any]) -> Problem:
     problem = Problem(
         id=_question_id(where, row),
         question=text_field(where, row, "question"),
-        golden_answers=tuple(valid_text(checked_text(where, field, answer)) for answer in answers),
+        golden_answers=tuple(canonical(checked_text(where, field, answer)) for answer in answers),
         metadata=metadata,
     )
     try:
@@ -245,7 +245,7 @@ def _stream_problem(where: str, row: dict[str, Any]) -> Problem:
         raise MalformedRow(f'{where}: field "chunks" must be a list of texts, none of them empty')
     questions = tuple(_stream_question(where, entry) for entry in _list_field(where, row, "questions_and_answers"))
     instance = id_field(where, row, "instance_id")
-    stream = Stream(source, tuple(map(valid_text, chunks)), questions)
+    stream = Stream(source, tuple(map(canonical, chunks)), questions)
     return Problem.of_stream(f"{source}/{instance}", stream)
 
 
@@ -258,7 +258,7 @@ def _stream_question(where: str, entry: Any) -> StreamQuestion:
     has_answer = bool(answers) and all(map(_is_answer, answers))
     if not isinstance(question, str) or not question.strip() or not has_answer:
         raise MalformedRow(f'{where}: "question" must be a text, and its "answer" a text or a list of texts')
-    return StreamQuestion(valid_text(question), _valid(answer), kind if isinstance(kind, str) else "")
+    return StreamQuestion(canonical(question), _valid(answer), kind if isinstance(kind, str) else "")
 
 
 def _is_answer(value: Any) -> bool:
@@ -281,7 +281,7 @@ def _list_field(where: str, row: dict[str, Any], name: str) -> list[Any]:
 
 
 def _valid(value: Any) -> Any:
-    """`valid_text` of a text, or of the texts of a list."""
+    """`canonical` of a text, or of the texts of a list."""
     if isinstance(value, list):
         return list(map(_valid, value))
-    return valid_text(value) if isinstance(value, str) else value
+    return canonical(value) if isinstance(value, str) else value

@@ -25,7 +25,7 @@ QUERIES = ("question", "oracle")
 WORDLESS_ANSWERS = {" yes ", " no ", " noanswer "}
 PROGRESS_PASSAGES = 10_000
 
-_WORD = re.compile(r"\w+")
+_WORD = re.compile(r"[^\W_]+")
 _SPACELESS = re.compile(f"[{SPACELESS}]")
 _ARTICLE = re.compile("^ (?:the|an?) ")
 

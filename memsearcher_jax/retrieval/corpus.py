@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from unicodedata import normalize
 
+from memsearcher_jax.canonical import canonical
 from memsearcher_jax.jsonl import MalformedRow, id_field, numbered_lines, parse_object, text_field
 from memsearcher_jax.types import Passage
 
@@ -59,7 +59,7 @@ def read_passages(source: Source) -> Iterator[tuple[str, Passage]]:
     for location, line in numbered_lines(source):
         try:
             row = parse_object(location, line)
-            contents = normalize("NFC", text_field(location, row, "contents"))  # as golden answers are
+            contents = canonical(text_field(location, row, "contents"))  # as golden answers are
             passage = Passage(id_field(location, row), contents)
         except MalformedRow as error:
             example = r'{"id": "7", "contents": "\"Title\"\nText"}'

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from memsearcher_jax.canonical import canonical
 from memsearcher_jax.retrieval.bm25 import Bm25Retriever, Field, open_bm25
 from memsearcher_jax.retrieval.config import MAX_TOP_N, RetrievalConfig
 from memsearcher_jax.retrieval.corpus import Corpus
@@ -44,7 +45,8 @@ class LocalSource:
 
     def search(self, queries: list[str], top_n: int) -> list[list[Passage]]:
         # On one line: the first of several is the title of a passage.
-        rankings = self.retriever.search([" ".join(query.split()) for query in queries], top_n)
+        plain_queries = [" ".join(canonical(query).split()) for query in queries]
+        rankings = self.retriever.search(plain_queries, top_n)
         return [list(map(self.corpus.passage, ids_N.tolist(), scores_N.tolist())) for ids_N, scores_N in rankings]
 
 

@@ -22,7 +22,8 @@ from memsearcher_jax.agent import protocol
 from memsearcher_jax.agent.base import ReadingAgent
 from memsearcher_jax.agent.memagent import chunks_of
 from memsearcher_jax.agent.run import starts_turn
-from memsearcher_jax.data.documents import WORD_TOKENS, split_text
+from memsearcher_jax.data.documents import WORD_TOKENS
+from memsearcher_jax.data.sentences import split_text
 from memsearcher_jax.http.server import Overloaded
 from memsearcher_jax.rl import setup, state
 from memsearcher_jax.rl.completers import EngineCompleter

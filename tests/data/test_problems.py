@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from memsearcher_jax.canonical import canonical
 from memsearcher_jax.data.benchmarks import BENCHMARKS, resolve
 from memsearcher_jax.data.config import DataConfig
 from memsearcher_jax.data.problems import load
@@ -103,7 +104,8 @@ def test_load_benchmark_by_name(shared, tmp_path, name):
     problems = load(DataConfig(test=(name,), root=str(root)), tmp_path / "data").test
     assert len(problems) == (75 if name == "bamboogle" else 300)
     assert [(p.id, p.question, list(p.golden_answers), p.metadata) for p in problems] == [
-        (f"{name}/{r['id']}", r["question"], r["golden_answers"], {"source": name}) for r in rows
+        (f"{name}/{r['id']}", r["question"], [canonical(answer) for answer in r["golden_answers"]], {"source": name})
+        for r in rows
     ]
     as_file = load(DataConfig(test=(str(path),)), tmp_path / "data").test
     assert [p.id for p in as_file] == [r["id"] for r in rows], "a file keeps its ids"

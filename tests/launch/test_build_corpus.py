@@ -6,8 +6,9 @@ import pytest
 
 from memsearcher_jax.data.documents import READERS
 from memsearcher_jax.launch import build_corpus, build_index
+from tests.data.document_files import write_pdf
 
-pytest.importorskip("pypdf")
+pytest.importorskip("pypdfium2")
 pytest.importorskip("bs4")
 
 
@@ -19,6 +20,10 @@ def folder(tmp_path):
     (folder / "towns.html").write_text('<?xml version="1.0"?><page>Bern is a town.')
     (folder / "image.png").write_bytes(b"")
     return folder
+
+
+def corpus_rows(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def test_documents_become_an_index(folder, tmp_path, capsys, recwarn):
@@ -61,3 +66,49 @@ def test_documents_without_any_text_are_an_error(tmp_path, capsys):
     with pytest.raises(SystemExit):
         build_corpus.main([str(tmp_path), "--out", str(tmp_path / "passages.jsonl")])
     assert f"{tmp_path}: its documents contain no text" in capsys.readouterr().err
+
+
+def test_a_corpus_that_is_built_again_says_what_changed(folder, tmp_path, capsys):
+    corpus, result = tmp_path / "passages.jsonl", tmp_path / "result.json"
+    build_corpus.main([str(folder), "--out", str(corpus)])
+    assert "as before" not in capsys.readouterr().out
+    (folder / "rivers.md").write_text("# Rivers\n\nNew first.\n\n## Lakes\n\nIt leaves Lake Thun.\n")
+    build_corpus.main([str(folder), "--out", str(corpus), "--json", str(result)])
+    assert "2 passages are as before, 1 are new, and 1 are no longer there" in capsys.readouterr().out
+    numbers = json.loads(result.read_text())
+    assert (numbers["kept"], numbers["new"], numbers["removed"]) == (2, 1, 1)
+    first, *_ = corpus_rows(corpus)
+    assert first["contents"] == '"Rivers"\nNew first.'
+
+
+def test_a_file_of_somebody_else_is_not_replaced(folder, tmp_path, capsys):
+    for text in ("my notes\n", json.dumps({"id": "1", "contents": "a"}) + "\n"):
+        notes = tmp_path / "notes.jsonl"
+        notes.write_text(text)
+        with pytest.raises(SystemExit):
+            build_corpus.main([str(folder), "--out", str(notes)])
+        assert "is not a corpus that this command wrote" in capsys.readouterr().err
+        assert notes.read_text() == text
+
+
+def test_what_documents_lose_has_a_line(folder, tmp_path, capsys):
+    """Front matter, images, parts of a page, and pages of a PDF that are pictures."""
+    write_pdf(folder / "paper.pdf", ["A page with text.", "", ""])
+    image = "data:image/png;base64," + "A" * 2_000
+    (folder / "rivers.md").write_text(f"---\ntitle: Rivers\n---\nThe ![Aare]({image}) flows.\n")
+    page = '<nav>Home</nav><main><p>Bern.<img src="a.png"><aside>A note.</aside></main><footer>Imprint</footer>'
+    (folder / "towns.html").write_text(page)
+    corpus, result = tmp_path / "passages.jsonl", tmp_path / "result.json"
+    build_corpus.main([str(folder), "--out", str(corpus), "--json", str(result)])
+    listed = capsys.readouterr().err
+    for line in (
+        f"without text: {folder}/paper.pdf: 2 of 3 pages (2, 3); OCR recognises scanned pages",
+        "left out of 1 documents: front matter, apart from its title: 1",
+        "left out of 1 documents: data of embedded images: 1",
+        "left out of 1 documents: navigation, side bars, footers and controls of pages: 2",
+        "left out of 1 documents: images without a description: 1",
+    ):
+        assert line + "\n" in listed
+    texts = [row["contents"] for row in corpus_rows(corpus)]
+    assert texts == ['"paper"\nA page with text.', '"Rivers"\nThe Aare flows.', '"towns"\nBern.\n\nA note.']
+    assert json.loads(result.read_text())["left_out"]["data of embedded images"] == 1
