@@ -39,6 +39,11 @@ def main(argv: Sequence[str], progress_type: type[Progress] = Progress) -> None:
             config = flags.run
             if not config.sft.trajectories:
                 raise ValueError("--sft.trajectories is missing: give trajectory files, a folder of them, or a run")
+            if config.training.needs_kinds:
+                raise ValueError(
+                    "training.train_on and training.memory_weight are of reinforcement learning: supervised learning "
+                    "trains all sampled tokens alike; leave them out"
+                )
             if config.published_model and not config.model.path:
                 raise ValueError("--model.path is missing: the preset of a published model needs its weights")
             trackers.check_installed(config.rl.trackers)

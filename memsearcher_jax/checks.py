@@ -72,10 +72,32 @@ def _agent_errors(config: RunConfig, agent: Agent) -> Iterator[str]:
         yield f"rl.carry_over {rl.carry_over} continues trajectories in later steps, and a harness cannot: set it to 0"
     if not agent.calls_tools and (config.agent.tools or config.agent.replay):
         yield f"agent.workflow {workflow} calls no tools: remove agent.tools and agent.replay"
+    yield from _kind_errors(config, agent)
     default_top_n = config.agent.default_top_n
     max_top_n = config.agent.max_top_n
     if default_top_n > max_top_n:
         yield f"agent.default_top_n {default_top_n} is more than agent.max_top_n {max_top_n}"
+
+
+def _kind_errors(config: RunConfig, agent: Agent) -> Iterator[str]:
+    """What training asks of the kinds of generations and the agent does not have."""
+    train_on = config.training.train_on
+    memory_weight = config.training.memory_weight
+    workflow = config.agent.harness or config.agent.workflow
+    if config.agent.harness and config.training.needs_kinds:
+        yield (
+            f"a harness ({workflow}) does not say which replies are memories: set training.train_on to all and "
+            "training.memory_weight to 1"
+        )
+    if train_on == "memories" and "memory" not in agent.kinds:
+        yield f"agent.workflow {workflow} writes no memories: set training.train_on to all"
+    if train_on == "actions" and "action" not in agent.kinds:
+        yield f"every reply of agent.workflow {workflow} is a memory: set training.train_on to all"
+    if memory_weight != 1 and (train_on != "all" or len(agent.kinds) < 2):
+        yield (
+            f"training.memory_weight {memory_weight:g} weighs memories against actions, and only one of them is "
+            "trained: set it to 1"
+        )
 
 
 def _rl_errors(config: RunConfig) -> Iterator[str]:

@@ -349,6 +349,7 @@ class Context:
     logprobs: tuple[float, ...]  # of the sampling policy on sampled tokens, 0 elsewhere
     sampled: tuple[bool, ...]  # True on tokens that the policy generated: the loss mask
     version: int = 0  # of the one policy that sampled it: training steps before it
+    memory: tuple[bool, ...] = ()  # True on sampled tokens of memories; () if training does not tell them apart
 
 
 @dataclass(frozen=True)

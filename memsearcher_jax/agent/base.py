@@ -19,6 +19,7 @@ from memsearcher_jax.agent.prompts import Prompts, load
 from memsearcher_jax.types import (
     FAILURES,
     Completion,
+    GenerationKind,
     Outcome,
     Problem,
     Prompt,
@@ -78,6 +79,8 @@ class Agent(abc.ABC):
     """Whether one context holds all turns: such a trajectory cannot go on under other weights."""
     keeps_memory: ClassVar[bool] = False
     """Whether a context shows a memory that the policy wrote."""
+    kinds: ClassVar[frozenset[GenerationKind]] = frozenset(("action",))
+    """What its workflow generates: `training.train_on` selects by it."""
     calls_tools: ClassVar[bool] = False
     """Whether its workflow yields `Call` for tools of the run's own."""
     rewards_per: ClassVar[Literal["trajectory", "context"]] = "trajectory"

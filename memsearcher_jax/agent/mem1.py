@@ -51,4 +51,5 @@ class Mem1(SearchR1):
     templates = "mem1"
     has_one_context = False
     keeps_memory = True
+    kinds = frozenset(("memory",))
     prompt_set = Mem1Prompts

@@ -97,6 +97,7 @@ class MemAgent(QuestionAgent):
 
     templates = "memagent"
     keeps_memory = True
+    kinds = frozenset(("action", "memory"))
     synthetic_data = "documents"
     parse_answer = staticmethod(parse_answer)
     prompt_set = MemAgentPrompts

@@ -74,6 +74,7 @@ class MemSearcher(QuestionAgent):
     searches = True
     calls_tools = True
     keeps_memory = True
+    kinds = frozenset(("action", "memory"))
 
     def check(self) -> None:
         if self.config.max_rewrite_tokens <= self.config.memory_tokens:

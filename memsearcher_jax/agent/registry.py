@@ -58,7 +58,8 @@ def agent_class(workflow: str) -> type[Agent]:
     if inspect.isgeneratorfunction(found):
         if unknown := sorted(set(vars(found)) - {*dir(QuestionAgent), "__wrapped__"}):
             raise ValueError(f"agent.workflow {workflow}: {unknown[0]} is no member of an agent (docs/extend.md)")
-        members = {"workflow": staticmethod(found), "searches": True, "calls_tools": True}
+        kinds = frozenset(("action", "memory"))  # it may name either
+        members = {"workflow": staticmethod(found), "searches": True, "calls_tools": True, "kinds": kinds}
         return type(Path(workflow).stem, (QuestionAgent,), members | vars(found))
     raise ValueError(
         f"agent.workflow {workflow}: {Path(workflow).stem} must be a generator function, or a complete class that "

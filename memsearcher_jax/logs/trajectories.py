@@ -14,7 +14,9 @@
                              "results": [{"error", "passages": [{"id", "contents", "score"}]}],
                              "observation", "rewrite", "new_memory"}]},
      "contexts": [{"ids": [int], "logprobs": [number], "sampled": [0 or 1],    one entry per token in all three
-                   "version": training steps of the policy that sampled it}],
+                   "version": training steps of the policy that sampled it,
+                   "memory": [0 or 1], one entry per token: a sampled token of a memory; absent unless
+                   training.train_on or training.memory_weight tell these tokens apart}],
      "transcript": ChatML text of the last context,
      "tool_results": [{"tool", "arguments", "text", "error", "lost"}]    of tools of the run's own, absent without}
 
@@ -169,6 +171,8 @@ def decode_trajectory(where: str, line: bytes) -> ScoredTrajectory:
         for context in scored.trajectory.contexts:
             if not len(context.ids) == len(context.logprobs) == len(context.sampled):
                 raise ValueError("a context's ids, logprobs and sampled differ in length")
+            if context.memory and len(context.memory) != len(context.ids):
+                raise ValueError("a context's ids and memory differ in length")
         return scored
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{where}: not a trajectory: {error}") from error
@@ -176,12 +180,15 @@ def decode_trajectory(where: str, line: bytes) -> ScoredTrajectory:
 
 def encode_context(context: Context) -> dict[str, Any]:
     """The context as plain JSON."""
-    return {
+    record = {
         "ids": context.ids,
         "logprobs": encode_floats(context.logprobs),
         "sampled": list(map(int, context.sampled)),
         "version": context.version,
     }
+    if context.memory:
+        record["memory"] = list(map(int, context.memory))
+    return record
 
 
 def encode_response(response: Completion | tuple[SearchResult, ...] | ToolResult) -> Any:

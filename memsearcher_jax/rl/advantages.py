@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memsearcher_jax.rl.config import RLConfig
+from memsearcher_jax.training.config import TrainOn
 from memsearcher_jax.training.grpo import group_advantages
 from memsearcher_jax.training.packing import TrainingExample
 from memsearcher_jax.types import Context, ScoredTrajectory
@@ -42,13 +43,13 @@ class RewardedUnit:
 
 
 def multi_context_advantages(
-    scored: Sequence[ScoredTrajectory], group_R: Sequence[int], settings: RLConfig
+    scored: Sequence[ScoredTrajectory], group_R: Sequence[int], settings: RLConfig, train_on: TrainOn = "all"
 ) -> list[TrainingExample]:
-    """One example per context that holds a sampled token, in the order of the trajectories.
+    """One example per context that holds a token to train, in the order of the trajectories.
 
-    `group_R` says which trajectories are rollouts of one problem. A NaN reward means
-    that there is none: it enters no mean, and what it belongs to is not trained. Raises ValueError where rewards and
-    contexts differ in number.
+    `train_on` says which of the sampled tokens these are, `group_R` which trajectories are rollouts of one problem. A
+    NaN reward means that there is none: it enters no mean, and what it belongs to is not trained. Raises ValueError
+    where rewards and contexts differ in number.
 
     For example, two rollouts of one problem have the rewards 1 and 0, and three contexts and one: their advantages are
     0.707 and -0.707, and the examples have 0.707, 0.707, 0.707 and -0.707.
@@ -71,8 +72,9 @@ def multi_context_advantages(
     for unit, advantage in zip(units, advantage_U, strict=True):
         if trains_every_group or is_mixed[unit.group]:
             for numbered in unit.contexts:
-                if any(numbered.context.sampled):
-                    examples.append(_example(numbered, float(advantage), unit.is_correct))
+                trained = trained_tokens(numbered.context, train_on)
+                if trained.any():
+                    examples.append(_example(numbered, trained, float(advantage), unit.is_correct))
     return examples
 
 
@@ -110,14 +112,29 @@ def _rewarded_units(scored: ScoredTrajectory, group: int, settings: RLConfig) ->
     return units
 
 
-def _example(numbered: NumberedContext, advantage: float, is_correct: bool) -> TrainingExample:
+def trained_tokens(context: Context, train_on: TrainOn) -> np.ndarray:
+    """bool, one entry per token: the sampled ones of the kind that is trained.
+
+    Raises ValueError for a context that does not tell the kinds apart.
+    """
+    sampled = np.asarray(context.sampled, bool)
+    if train_on == "all":
+        return sampled
+    if not context.memory:
+        raise ValueError(f"training.train_on {train_on} needs contexts whose memories are marked, and one is not")
+    memory = np.asarray(context.memory, bool)
+    return sampled & memory if train_on == "memories" else sampled & ~memory
+
+
+def _example(numbered: NumberedContext, trained: np.ndarray, advantage: float, is_correct: bool) -> TrainingExample:
     context = numbered.context
     return TrainingExample(
         ids=np.asarray(context.ids, np.int32),
         logprobs=np.asarray(context.logprobs, np.float32),
-        sampled=np.asarray(context.sampled, bool),
+        sampled=trained,
         advantage=advantage,
         number=numbered.position,
         correct=is_correct,
         version=context.version,
+        memory=np.asarray(context.memory, bool) if context.memory else None,
     )

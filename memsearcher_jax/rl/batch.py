@@ -21,6 +21,7 @@ from memsearcher_jax.rl.advantages import mixed_groups, multi_context_advantages
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.metrics import RolloutStats
 from memsearcher_jax.sampling.scheduler import SamplerStats
+from memsearcher_jax.training.config import TrainOn
 from memsearcher_jax.training.packing import TrainingExample
 from memsearcher_jax.types import ScoredTrajectory, TrajectorySummary
 
@@ -45,9 +46,11 @@ class RolloutBatch:
         return mixed_groups([summary.reward for summary in self.summaries], _groups(self.summaries, group_size))
 
 
-def make_rollout_batch(scored: Sequence[ScoredTrajectory], stats: RolloutStats, settings: RLConfig) -> RolloutBatch:
+def make_rollout_batch(
+    scored: Sequence[ScoredTrajectory], stats: RolloutStats, settings: RLConfig, train_on: TrainOn = "all"
+) -> RolloutBatch:
     """The batch of one host's trajectories, G of each problem."""
-    examples = multi_context_advantages(scored, _groups(scored, settings.group_size), settings)
+    examples = multi_context_advantages(scored, _groups(scored, settings.group_size), settings, train_on)
     trajectories = compress_trajectories(scored) if settings.save_trajectories else b""
     summaries = [summarize_trajectory(trajectory) for trajectory in scored]
     return RolloutBatch(examples, summaries, stats, trajectories)
@@ -105,6 +108,10 @@ def to_bytes(batch: RolloutBatch) -> bytes:
     for name, dtype in TOKEN_DTYPES.items():
         of_examples = [np.asarray(getattr(example, name), dtype) for example in batch.examples]
         arrays[name] = np.concatenate([np.zeros(0, dtype), *of_examples])
+    memories = [example.memory for example in batch.examples if example.memory is not None]
+    if memories:
+        assert len(memories) == len(batch.examples), "all contexts of a run tell memories apart, or none does"
+        arrays["memory"] = np.concatenate(memories)
     for name, dtype in SCALAR_DTYPES.items():
         arrays[name] = np.array([getattr(example, name) for example in batch.examples], dtype)
     content = io.BytesIO()
@@ -118,7 +125,7 @@ def from_bytes(content: bytes) -> RolloutBatch:
         texts = json.loads(arrays["texts"].tobytes())
         trajectories = arrays["trajectories"].tobytes()
         ends = np.cumsum(arrays["lengths"])
-        tokens = {name: arrays[name] for name in TOKEN_DTYPES}
+        tokens = {name: arrays[name] for name in (*TOKEN_DTYPES, "memory") if name in arrays}
         scalars = {name: arrays[name].tolist() for name in SCALAR_DTYPES}  # as Python's numbers
 
     examples = []

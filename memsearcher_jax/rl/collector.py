@@ -84,7 +84,7 @@ class Collector:
         with timer("rewards"):
             # One key for all steps: equal memories earn equal rewards.
             scored = self.reward_fn(trajectories, named_key(self.run.config.seed, "rewards", 0), timer.notify)
-        return make_rollout_batch(scored, stats, self.run.config.rl)
+        return make_rollout_batch(scored, stats, self.run.config.rl, self.run.config.training.train_on)
 
     def with_metrics(self, batch: RolloutBatch) -> RolloutBatch:
         """The complete batch of a step with its metrics. Raises RunEnded where an agent's own numbers fail."""

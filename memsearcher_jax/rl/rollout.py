@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 
 from memsearcher_jax.agent.run import checked
 from memsearcher_jax.python_files import described
@@ -33,6 +34,7 @@ from memsearcher_jax.types import (
     Context,
     FinishReason,
     Generate,
+    GenerationKind,
     Outcome,
     Problem,
     Prompt,
@@ -80,6 +82,14 @@ def make_jobs(problems: Sequence[Problem], group_size: int, first: int = 0) -> l
 
 
 @dataclass
+class _SampledTokens:
+    """What one generation added to a context."""
+
+    kind: GenerationKind
+    count: int
+
+
+@dataclass
 class _Running:
     """A workflow that holds a slot."""
 
@@ -93,6 +103,8 @@ class _Running:
     end_tokens: int = 0  # stop tokens at the end of the context: 0 or 1
     complete_responses: int = 0  # until the prompt of the open context
     kept_tokens: int = 0  # sampled in this run, of complete contexts
+    kind: GenerationKind = "action"  # of the generation under way, or of the last one
+    generations: list[_SampledTokens] = field(default_factory=list)  # of the open context
 
 
 @dataclass(frozen=True)
@@ -106,6 +118,7 @@ class RolloutDriver:
     backends: Mapping[str, Backend] = field(default_factory=lambda: {"": search_backend(None)})
     check: Callable[[], None] = lambda: None  # called after every step of the engine; what it raises ends the run
     sampling: SamplingParams | None = None  # None: as the engine's settings say
+    records_memory: bool = False  # whether contexts say which of their tokens are those of memories
 
     def run(
         self,
@@ -268,6 +281,7 @@ class RolloutDriver:
             return Outcome(StopReason.NOT_FINITE, error="the policy's logits were not finite")
         ended_by_token = bool(generation.ids) and generation.ids[-1] in self.tokenizer.stop_ids
         workflow.end_tokens = int(ended_by_token)
+        workflow.generations.append(_SampledTokens(workflow.kind, len(generation.ids)))
         completion = self.tokenizer.completion(generation.ids, found_stop=generation.found_stop)
         return self._resume(workflow, completion)
 
@@ -300,6 +314,9 @@ class RolloutDriver:
         if not scheduler.fits(workflow.slot, len(ids) + request.room - 1):
             return False
         drop = workflow.end_tokens if request.same_turn else 0
+        if drop:
+            workflow.generations[-1].count -= drop
+        workflow.kind = request.kind
         scheduler.extend_context(workflow.slot, ids, request.max_tokens, find_stop, drop)
         return True
 
@@ -322,6 +339,8 @@ class RolloutDriver:
         rng_stream = (seed, len(workflow.contexts))
         scheduler.open_context(workflow.slot, ids, rng_stream, request.max_tokens, params, find_stop)
         workflow.has_context = True
+        workflow.kind = request.kind
+        workflow.generations = []
         workflow.complete_responses = len(workflow.responses)
         return True
 
@@ -335,7 +354,9 @@ class RolloutDriver:
     def _close_context(self, workflow: _Running) -> None:
         if workflow.has_context:
             context = self.engine.scheduler.pop_context(workflow.slot)
-            workflow.contexts.append(Context(context.ids, context.logprobs, context.sampled, workflow.version))
+            memory = _memory_mask(context.sampled, workflow.generations) if self.records_memory else ()
+            recorded = Context(context.ids, context.logprobs, context.sampled, workflow.version, memory)
+            workflow.contexts.append(recorded)
             workflow.kept_tokens += sum(context.sampled)
         workflow.has_context = False
 
@@ -344,6 +365,17 @@ class RolloutDriver:
         if outcome.stop is StopReason.NOT_FINITE:
             workflow.contexts.pop()  # a trainer's forward pass over it would not be finite either
         return Rollout(tuple(workflow.contexts), tuple(workflow.responses), outcome)
+
+
+def _memory_mask(sampled: Sequence[bool], generations: Sequence[_SampledTokens]) -> tuple[bool, ...]:
+    """True on the sampled tokens that generations of memories added; the generations are in their order."""
+    memory = np.zeros(len(sampled), bool)
+    positions = np.flatnonzero(sampled)
+    first = 0
+    for generation in generations:
+        memory[positions[first : first + generation.count]] = generation.kind == "memory"
+        first += generation.count
+    return tuple(memory.tolist())
 
 
 def _stop_or_progress(

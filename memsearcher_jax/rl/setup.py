@@ -241,7 +241,8 @@ def make_driver(
     engine = engine or Engine(config.model, config.sampling, run.tokenizer.stop_ids, run.meshes.local)
     start = partial(agent.start, token_counter=run.tokenizer)
     if not config.agent.harness:
-        return RolloutDriver(engine, run.tokenizer, start, make_backends(run), check, params)
+        records_memory = config.training.needs_kinds and not evaluation
+        return RolloutDriver(engine, run.tokenizer, start, make_backends(run), check, params, records_memory)
     from memsearcher_jax.rl.harness import HarnessDriver  # which needs FastAPI
 
     return HarnessDriver(

@@ -20,6 +20,8 @@ from memsearcher_jax.ranges import (
 
 Aggregate = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
+TrainOn = Literal["all", "actions", "memories"]
+
 
 @dataclass(frozen=True)
 class TrainingConfig:
@@ -82,6 +84,16 @@ class TrainingConfig:
     reference of LoRA is the frozen base of every update, and stays on the devices."""
     entropy_coefficient: NonNegative = 0.001
     """Weight of the entropy bonus; 0: off."""
+    train_on: TrainOn = "all"
+    """Which sampled tokens are trained: all, those of actions (thoughts, tool calls, answers), or those of memories
+    (rewrites, summaries, states). Every reply of mem1 and memalpha is a memory."""
+    memory_weight: Positive = 1.0
+    """Weight of the tokens of memories in the loss; those of actions have 1."""
+
+    @property
+    def needs_kinds(self) -> bool:
+        """Whether contexts have to say which of their tokens are those of memories."""
+        return self.train_on != "all" or self.memory_weight != 1
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ class TrainingExample:
     correct: bool = False  # the answer of its trajectory is
     version: int = 0  # of the policy that sampled it
     count: int = 1  # how often it counts: equal contexts are computed once
+    memory: np.ndarray | None = None  # bool, True on tokens of memories; None if they are not told apart
 
     def __post_init__(self) -> None:
         for name, dtype in TOKEN_DTYPES.items():
@@ -41,6 +42,8 @@ class TrainingExample:
         lengths = len(self.ids), len(self.logprobs), len(self.sampled)
         if len(set(lengths)) != 1 or lengths[0] == 0:
             raise ValueError(f"ids, logprobs and sampled must have equal lengths above 0, not {lengths}")
+        if self.memory is not None and len(self.memory) != lengths[0]:
+            raise ValueError(f"memory must have as many entries as ids, not {len(self.memory)} for {lengths[0]}")
         if self.sampled[0]:
             raise ValueError("the first token of an example cannot be trained: no token precedes it")
 
@@ -60,6 +63,7 @@ class PackedBatch:
     ref_logprob_BT: jax.Array | None = None  # float32, of the reference or the teacher; None if not needed
     tis_weight_BT: jax.Array | None = None  # float32, weight of the policy loss; None if not used
     teacher_weight_BT: jax.Array | None = None  # float32, weight of the teacher's advantage or loss; None without
+    kind_weight_BT: jax.Array | None = None  # float32, weight of the loss by the kind of a token; None: 1
     teacher_ids_BTK: jax.Array | None = None  # int32, the teacher's most likely tokens; None if not needed
     teacher_probability_BTK: jax.Array | None = None  # float32, with the former
 
@@ -118,6 +122,16 @@ class PackedRows:
             arrays["old_logprob_BT"][place] = np.where(sampled_T, example.logprobs[own], 0)
         return PackedBatch(**arrays)
 
+    def memory_mask(self) -> np.ndarray:
+        """bool [B, T]: True on the tokens of memories. Raises ValueError for an example that does not mark them."""
+        memory_BT = np.zeros((len(self.rows), self.seq_len), bool)
+        for segment in self._segments():
+            memory = self.examples[segment.example].memory
+            if memory is None:
+                raise ValueError("training.memory_weight needs contexts whose memories are marked, and one is not")
+            memory_BT[segment.row, segment.begin : segment.end] = memory[segment.first :][: segment.end - segment.begin]
+        return memory_BT
+
     def per_token(self, values: ArrayLike, dtype: DTypeLike) -> np.ndarray:
         """[B, T]: each token has the value of its example, of `values`, which has one for each; padding has 0."""
         values_E = np.asarray(values)
@@ -161,7 +175,8 @@ def merge_equal(examples: Sequence[TrainingExample]) -> list[TrainingExample]:
     for example in examples:
         token_fields = (example.ids.tobytes(), example.sampled.tobytes())
         fields = (example.advantage, example.number, example.correct, example.version)
-        key = (*token_fields, repr(fields).encode())
+        memory = b"" if example.memory is None else example.memory.tobytes()
+        key = (*token_fields, memory, repr(fields).encode())
         first_of_equals.setdefault(key, example)
         counts[key] += 1
     return [

@@ -126,7 +126,12 @@ class Trainer:
     def _batches(self, rows: PackedRows) -> Iterator[PackedBatch]:
         """Yields the mini-batches, each of which is made when it is asked for."""
         for number in range(rows.minibatches):
-            yield self._shard(self.objective.make_batch(rows.of_minibatch(number)))
+            rows_of_minibatch = rows.of_minibatch(number)
+            batch = self.objective.make_batch(rows_of_minibatch)
+            if self.config.memory_weight != 1:
+                weights = np.where(rows_of_minibatch.memory_mask(), self.config.memory_weight, 1)
+                batch = replace(batch, kind_weight_BT=weights.astype(np.float32))
+            yield self._shard(batch)
 
     def _shard(self, batch: PackedBatch) -> PackedBatch:
         """Shards a batch, of which every host has a copy, over the devices of all hosts."""

@@ -185,6 +185,8 @@ def make_update(
         weight_BT = masked.token_weights(
             batch.count_BT, config.aggregate, batch.segment_BT, norm_tokens=config.norm_tokens
         )
+        if batch.kind_weight_BT is not None:
+            weight_BT *= batch.kind_weight_BT
 
         in_axes = (param_axes, axes_BT, axes_BT, base_axes)
         out_axes = (param_axes, axes_BT)

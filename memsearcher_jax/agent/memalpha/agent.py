@@ -94,6 +94,7 @@ class Memalpha(ReadingAgent):
 
     templates = "memalpha"
     keeps_memory = True
+    kinds = frozenset(("memory",))
     rewards_per = "context"
     needs_completers = True
     synthetic_data = "streams"
