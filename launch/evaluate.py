@@ -194,6 +194,8 @@ def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> N
         done = evaluation.read_summaries(folder, problems)
     summaries = [done[problem.id] for problem in problems]
     result = weights | evaluation_results(config, run.agent, summaries, out)
+    if scored_by := run.agent.scored_by(problems):
+        result["scored_by"] = scored_by
     if asks_judge:
         with cli.one_line_errors(f"fix the error and rerun with --resume --out {out}"):
             answers = answer_judge.read_answers(folder, default_dataset(config))
