@@ -62,7 +62,7 @@ def test_the_wheel_contains_exactly_the_files_of_the_package(wheel):
 def test_the_metadata_states_licence_python_and_extras(metadata, wheel):
     assert (metadata["Name"], metadata["License"]) == (PACKAGE, "Apache-2.0")
     assert metadata["Requires-Python"] == ">=3.11"
-    extras = "browser cuda docs documents gcs gguf parity serve test tpu wandb"
+    extras = "browser cuda docs documents gcs gguf harness parity serve test tpu wandb"
     assert sorted(metadata.get_all("Provides-Extra")) == extras.split()
     (licence,) = (name for name in wheel.namelist() if name.endswith("LICENSE"))
     assert "Apache License" in wheel.read(licence).decode()
