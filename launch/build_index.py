@@ -13,6 +13,7 @@ if __name__ == "__main__":
 
 import contextlib
 import json
+import os
 import shlex
 import sys
 import time
@@ -27,7 +28,7 @@ from memsearcher_jax.launch import cli, outputs, preconditions
 from memsearcher_jax.logs.metric_names import MetricName
 from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.retrieval import scann_index
-from memsearcher_jax.retrieval.builder.build_dir import MANIFEST, check_absent, staging_dir
+from memsearcher_jax.retrieval.builder.build_dir import MANIFEST, staging_dir
 from memsearcher_jax.retrieval.builder.index_builder import BuildShard, build_index
 from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
 from memsearcher_jax.retrieval.vector_files import read_embeddings
@@ -39,13 +40,14 @@ class BuildIndex(cli.Command):
     """Build the index of a corpus of any size."""
 
     out: cli.Directory = None
-    """Directory to write; the same command continues an interrupted build."""
+    """Directory to write; the same command continues an interrupted build. An index of an earlier state of the corpus
+    is replaced, and only what is new is embedded."""
     embeddings: cli.File = None
     """Vectors made by the same encoder, in the order of the corpus: .npy, or a flat FAISS index. They are scaled to
     length 1."""
     shard: Annotated[str, tyro.conf.arg(metavar="K/N")] = "0/1"
     """Build shard K of N, counted from 0. All shards share --out; shard 0 finishes the index."""
-    audit: Annotated[tuple[str, ...], tyro.conf.arg(metavar="QUESTIONS")] = ()
+    audit: Annotated[tuple[str, ...], tyro.conf.arg(metavar="QUESTIONS"), cli.IS_PATH] = ()
     """Search for the answers of these questions with the settings of a run, and write hopeless.jsonl to --out: the
     questions that the passages cannot answer. Entries as in data.test; train or test: those of the settings."""
 
@@ -109,15 +111,17 @@ def parse_shard(text: str) -> BuildShard:
 
 def build_shard(flags: BuildIndex, out: Path, shard: BuildShard) -> dict[str, Any]:
     """Builds this shard of the index, and the index itself in shard 0. Returns its manifest."""
-    check_absent(out)
     config = hub.local(flags.run).retrieval
+    if config.encoder == HASHING or config.method == "bm25":
+        # bm25s imports JAX, which would otherwise claim this host's accelerators.
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
     precomputed = read_embeddings(flags.embeddings) if flags.embeddings else None
     model = None
     if config.encoder != HASHING and config.method != "bm25":
         model = preconditions.load_encoder(config)  # before the corpus, which takes longer to validate
     with BuildProgress() as progress:
         options = {"precomputed": precomputed, "shard": shard, "on_progress": progress}
-        build_index(config, Path(config.corpus), out, model, **options)
+        kept = build_index(config, Path(config.corpus), out, model, **options)
     if shard.index:
         done = f"shard {shard.index}/{shard.count} is done; shard 0/{shard.count} finishes the index"
         print(f"{staging_dir(out)}: {done}")
@@ -129,6 +133,10 @@ def build_shard(flags: BuildIndex, out: Path, shard: BuildShard) -> dict[str, An
         if manifest["tree"]:
             quality = f"recall {manifest['recall']:.3f} on {manifest['measured_on']} held-out probes"
         about = f"of {vectors['size']} dimensions by {vectors['encoder']}, {quality}"
+    if kept:
+        copied = f"{kept.vectors:,} vectors were copied"
+        print(f"{kept.passages:,} passages are as before, {kept.new:,} are new, {kept.removed:,} are gone; {copied}")
+        manifest["kept"] = asdict(kept)
     print(f"{out}: {manifest['passages']:,} passages {about}; search it with {search_flags(flags.run.retrieval, out)}")
     return manifest
 

@@ -27,10 +27,12 @@ from memsearcher_jax.retrieval.corpus import Corpus
 from memsearcher_jax.retrieval.ranking import Ranking, top_k
 
 if TYPE_CHECKING:
-    from bm25s import BM25
+    import bm25s
 
 Field = Literal["passage", "title"]
 BM25_FORMAT = 5 + analyzer.VERSION  # of the folder; incremented when older readers would misread it
+BM25 = "bm25"  # folder of the index of words, in that of the index
+TITLES = "bm25/titles"  # and of the index of the words of titles
 CONTRACTED = re.compile(r"['’](?<=\w['’])[stdm]\b", re.IGNORECASE)
 
 
@@ -38,7 +40,7 @@ CONTRACTED = re.compile(r"['’](?<=\w['’])[stdm]\b", re.IGNORECASE)
 class Bm25Retriever:
     """A `Retriever`. A passage without a word of the query is not in its ranking."""
 
-    model: BM25
+    model: bm25s.BM25
 
     def search(self, queries: list[str], top_n: int) -> list[Ranking]:
         return [self._search(_terms(query), top_n) for query in queries]

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from memsearcher_jax.canonical import canonical
-from memsearcher_jax.retrieval.bm25 import Bm25Retriever, Field, open_bm25
+from memsearcher_jax.retrieval.bm25 import BM25, TITLES, Bm25Retriever, Field, open_bm25
 from memsearcher_jax.retrieval.config import MAX_TOP_N, RetrievalConfig
 from memsearcher_jax.retrieval.corpus import Corpus
 from memsearcher_jax.retrieval.fusion import DenseRetriever, HybridRetriever, Retriever
@@ -18,8 +18,6 @@ from memsearcher_jax.retrieval.hashing_encoder import HASHING_NAME, HashingEncod
 from memsearcher_jax.retrieval.index import open_index, open_index_corpus
 from memsearcher_jax.types import Passage
 
-BM25 = "bm25"  # folder of the index of words, in that of the index
-TITLES = "bm25/titles"  # and of the index of the words of titles
 WEIGHTS = (1.0, 1.0, 0.5)  # of vectors, BM25 and BM25 of titles in the hybrid ranking
 LINKS = 6  # passages to which a passage links, at most
 LINK_WORDS = 128  # words at the beginning of a passage that can link

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import struct
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,20 @@ class EmbeddingShards:
             found = f"{stored_BD.dtype} {stored_BD.shape}"
             raise ValueError(f"{path}: contains {found}, not {self.dtype} {shape}; delete it")
         return stored_BD
+
+    def row(self, number: int) -> np.ndarray:
+        """The vector of one passage, as stored."""
+        shard, offset = divmod(number, SHARD_ROWS)
+        return self._mapped(shard)[offset]
+
+    @cached_property
+    def _maps(self) -> dict[int, np.ndarray]:
+        return {}
+
+    def _mapped(self, shard: int) -> np.ndarray:
+        if shard not in self._maps:
+            self._maps[shard] = self.load(shard)
+        return self._maps[shard]
 
     def read(self) -> np.ndarray:
         """All vectors, float32 [R, D]."""

@@ -6,16 +6,20 @@ build.json     what is built; another corpus, encoder or vector type is rejected
 passages.arrow  the passages; complete when corpus.json exists
 embeddings/000000.npy ...  each complete or missing; several processes can build different ones
 scann/         the tree
+bm25/          the index of words, and in it that of titles
 manifest.json  written last; then the folder is renamed
+
+An index that is there already is replaced. Vectors of passages whose text it has are copied.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +30,9 @@ import numpy as np
 
 from memsearcher_jax.jsonl import numbered_lines
 from memsearcher_jax.retrieval import scann_index
+from memsearcher_jax.retrieval.bm25 import BM25, TITLES, open_bm25
 from memsearcher_jax.retrieval.builder import build_dir
+from memsearcher_jax.retrieval.builder.earlier_index import MISSING, Kept, open_earlier, recover, replace
 from memsearcher_jax.retrieval.config import MAX_BATCH, RetrievalConfig
 from memsearcher_jax.retrieval.corpus import Corpus, Source, corpus_checksum, open_corpus, source_name, store_corpus
 from memsearcher_jax.retrieval.hashing_encoder import HASHING_NAME, TextEncoder, fit_hashing
@@ -63,7 +69,8 @@ def prepare_corpus(source: Source, directory: Path, on_progress: ProgressFn = la
 
     Raises as `store_corpus`, and ValueError for passages that changed since the build started.
     """
-    build_dir.check_absent(directory)
+    if directory.is_mount() or not (directory / build_dir.MANIFEST).is_file():
+        build_dir.check_absent(directory)
     if isinstance(source, Path):
         for _ in numbered_lines(source):  # raises for a missing file or a folder, before anything is written
             break
@@ -93,8 +100,12 @@ def build_index(
     precomputed: np.ndarray | None = None,
     shard: BuildShard = BuildShard(),
     on_progress: ProgressFn = lambda step, done, total: None,
-) -> None:
+) -> Kept | None:
     """Write a folder that `open_index` reads, or continue an interrupted build; without vectors if `config` needs none.
+
+    An index in `directory` that has some of the passages is replaced, and their vectors are copied; those of the
+    hashing encoder depend on the whole corpus and are computed. One of the same passages is kept. The indexes of words
+    that `config.method` needs are part of the folder.
 
     Args:
       model: embeds the texts, unless the encoder is the hashing encoder, which is fitted to the passages.
@@ -102,17 +113,30 @@ def build_index(
       shard: the share of this process. Shard 0 waits for the others and then builds the tree; the others return when
         their embeddings are written.
 
+    Returns what an earlier index had; None without one, and for other shards than 0.
+
     Raises:
-      FileExistsError: `directory` exists and is not empty; it is not changed.
+      FileExistsError: `directory` holds something else than an index of these settings with some of the passages; it is
+        not changed.
       ValueError: the passages are invalid or changed; the build was started with other settings; the encoder returned a
         wrong shape or no finite numbers; the precomputed vectors are of another one; the recall is not reachable.
       OSError: the disk is full. Finished steps are kept, and the next call continues.
     """
     directory = directory.resolve()  # "." has no name, and a link cannot be replaced by a folder
+    recover(directory)
     corpus = prepare_corpus(source, directory, on_progress)
     staging = build_dir.staging_dir(directory)
+    build = None
     with build_dir.explain_disk_full(staging), build_dir.locked(staging, f"shard{shard.index}"):
         vectors: dict[str, Any] = {"vectors": None}
+        try:
+            earlier = open_earlier(directory, corpus, config, model)
+        except (FileExistsError, ValueError):
+            shutil.rmtree(staging)  # it contains nothing that a build of another folder could use
+            raise
+        if earlier and earlier.is_current(config):
+            shutil.rmtree(staging)
+            return earlier.kept(vectors=config.method != "bm25")
         if config.method != "bm25":
             state: dict[str, np.ndarray] = {}
             if model is None:
@@ -121,6 +145,9 @@ def build_index(
                 state = {"idf": hashing.idf_F}
             build = _VectorBuild(staging, corpus, config, model, precomputed, on_progress)
             vectors = build.start()
+            if earlier and precomputed is None:
+                earlier_vectors = earlier.vectors(vectors["vectors"], state)
+                build = dataclasses.replace(build, earlier_rows=earlier.rows, earlier_vectors=earlier_vectors)
             build.write_shards(shard)
             if shard.index == 0:
                 build.wait_for_shards()
@@ -130,14 +157,29 @@ def build_index(
         elif (staging / BUILD).exists():
             raise ValueError(f"{staging} has vectors of another build: delete it, or omit retrieval.method bm25")
         if shard.index:
-            return
+            return None
+        _write_word_indexes(config, corpus, staging, on_progress)
         for partial in staging.rglob("*.partial"):  # of processes that were killed
             partial.unlink()
         manifest = {"format": FORMAT, "checksum": corpus.checksum, "passages": len(corpus), **vectors}
         build_dir.write_manifest(staging, manifest, omitted=TEMPORARY)
         for name in TEMPORARY:
             (staging / name).unlink(missing_ok=True)
+        if earlier:
+            replace(directory, staging)
+            return earlier.kept(vectors=build is not None and build.earlier_vectors is not None)
         staging.rename(directory)  # which may exist, but is empty
+    return None
+
+
+def _write_word_indexes(config: RetrievalConfig, corpus: Corpus, staging: Path, on_progress: ProgressFn) -> None:
+    """Those that a search by `config.method` opens; they are built only once."""
+    if config.method == "dense":
+        return
+    on_progress("indexing words", 0, 0)
+    open_bm25(corpus, staging / BM25, "passage")
+    if config.method == "hybrid":
+        open_bm25(corpus, staging / TITLES, "title")
 
 
 @dataclass(frozen=True)
@@ -150,6 +192,8 @@ class _VectorBuild:
     model: TextEncoder
     precomputed: np.ndarray | None
     on_progress: ProgressFn
+    earlier_rows: np.ndarray | None = None  # of each passage, in the vectors of an earlier index
+    earlier_vectors: EmbeddingShards | None = None
 
     @cached_property
     def shards(self) -> EmbeddingShards:
@@ -216,6 +260,21 @@ class _VectorBuild:
     def _embed(self, rows: range) -> np.ndarray:
         if self.precomputed is not None:
             return _unit_vectors(self.precomputed[rows.start : rows.stop])
+        if self.earlier_rows is None or self.earlier_vectors is None:
+            return self._encode(rows)
+        vectors_BD = np.empty((len(rows), self.shards.size), np.float32)
+        new_rows = list[int]()
+        for row in rows:
+            earlier_row = int(self.earlier_rows[row])
+            if earlier_row == MISSING:
+                new_rows.append(row)
+            else:
+                vectors_BD[row - rows.start] = self.earlier_vectors.row(earlier_row)
+        if new_rows:
+            vectors_BD[np.array(new_rows) - rows.start] = self._encode(new_rows)
+        return vectors_BD
+
+    def _encode(self, rows: Sequence[int]) -> np.ndarray:
         vectors_BD = self.model.passages(self.corpus.texts(rows))
         if vectors_BD.shape != (len(rows), self.shards.size):
             raise ValueError(f"the encoder returned shape {vectors_BD.shape} for {len(rows)} texts")

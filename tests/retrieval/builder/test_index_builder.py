@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 
 from memsearcher_jax.retrieval import scann_index, vector_files
+from memsearcher_jax.retrieval.bm25 import BM25, TITLES
 from memsearcher_jax.retrieval.builder import index_builder
 from memsearcher_jax.retrieval.builder.build_dir import locked, staging_dir
+from memsearcher_jax.retrieval.builder.earlier_index import Kept
 from memsearcher_jax.retrieval.builder.index_builder import BuildShard, build_index, prepare_corpus
 from memsearcher_jax.retrieval.config import RetrievalConfig
-from memsearcher_jax.retrieval.hashing_encoder import TextEncoder, fit_hashing
+from memsearcher_jax.retrieval.hashing_encoder import HASHING_NAME, TextEncoder, fit_hashing
 from memsearcher_jax.retrieval.index import open_index
+from memsearcher_jax.retrieval.local_source import open_source
 from memsearcher_jax.types import Passage
 
 PASSAGES = [Passage(f"p{row}", f'"Title {row}"\nThe passage of number {row}.') for row in range(40)]
@@ -27,7 +30,7 @@ reopen = partial(open_index, encoder=NAME)
 
 
 def build(folder, encoder=ENCODER, config=CONFIG, passages=PASSAGES, name=NAME, **options):
-    build_index(config, passages, folder, TextEncoder(name, encoder, encoder), **options)
+    return build_index(config, passages, folder, TextEncoder(name, encoder, encoder), **options)
 
 
 @pytest.fixture(autouse=True)
@@ -236,3 +239,91 @@ def test_the_recall_is_verified_on_held_out_probes(tmp_path, monkeypatch):
     build(tmp_path / "i", config=replace(CONFIG, target_recall=0.9))
     assert aims == pytest.approx([0.9, 0.925, 0.95, 0.975])
     assert json.loads((tmp_path / "i" / "manifest.json").read_text())["recall"] >= 0.9
+
+
+CHANGED = [Passage("new", "An unseen passage."), *PASSAGES[5:20], Passage("again", TEXTS[7]), *PASSAGES[20:33]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_an_index_that_is_built_again_embeds_only_what_is_new(tmp_path, dtype):
+    config = replace(CONFIG, embedding_dtype=dtype)
+    build(tmp_path / "i", config=config)
+    encoder = RecordingEncoder()
+    kept = build(tmp_path / "i", encoder, config=config, passages=CHANGED)
+    assert kept == Kept(passages=29, new=1, removed=12, vectors=29)
+    # The first text is also encoded to learn the size of the vectors.
+    assert set(encoder.texts) == {"An unseen passage."}
+    build(tmp_path / "fresh", config=config, passages=CHANGED)
+    again, fresh = reopen(tmp_path / "i"), reopen(tmp_path / "fresh")
+    np.testing.assert_array_equal(again.index.vectors_RD, fresh.index.vectors_RD)
+    assert [passage.id for passage in again.corpus] == [passage.id for passage in CHANGED]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fresh", "i"]
+
+
+def test_vectors_of_the_hashing_encoder_depend_on_the_whole_corpus(tmp_path):
+    config = replace(CONFIG, index_type="exact")
+    build_index(config, PASSAGES, tmp_path / "i")
+    assert build_index(config, CHANGED, tmp_path / "i") == Kept(passages=29, new=1, removed=12, vectors=0)
+    build_index(config, CHANGED, tmp_path / "fresh")
+    again, fresh = (open_index(tmp_path / name, encoder=HASHING_NAME, index_type="exact") for name in ("i", "fresh"))
+    np.testing.assert_array_equal(again.index.vectors_RD, fresh.index.vectors_RD)
+
+
+def test_an_index_of_the_same_passages_is_kept(tmp_path):
+    build(tmp_path / "i")
+    before = (tmp_path / "i" / "manifest.json").stat()
+    encoder = RecordingEncoder()
+    assert build(tmp_path / "i", encoder) == Kept(passages=40, new=0, removed=0, vectors=40)
+    assert not encoder.texts and (tmp_path / "i" / "manifest.json").stat() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["i"]
+
+
+def test_another_index_is_not_replaced(tmp_path):
+    build(tmp_path / "i")
+    before = (tmp_path / "i" / "manifest.json").read_bytes()
+    other = [Passage("0", "Something else.")]
+    for message, options in {
+        "of other passages": {"passages": other},
+        "built with encoder 'hashed', not 'other'": {"name": "other"},
+        "built with dtype 'float32', not 'float16'": {"config": replace(CONFIG, embedding_dtype="float16")},
+        "built with index_type 'scann', not 'exact'": {"config": replace(CONFIG, index_type="exact")},
+        "built with encoder 'hashed', not None": {"config": replace(CONFIG, method="bm25")},
+    }.items():
+        with pytest.raises(FileExistsError, match=f"already exists, {message}; choose another folder, or delete it"):
+            build(tmp_path / "i", **{"passages": CHANGED, **options})
+        assert [path.name for path in tmp_path.iterdir()] == ["i"]
+    assert (tmp_path / "i" / "manifest.json").read_bytes() == before
+
+
+def test_a_replacement_that_is_killed_loses_no_index(tmp_path, monkeypatch):
+    build(tmp_path / "i")
+    encoder = RecordingEncoder(stop_at="unseen")
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "i", encoder, passages=CHANGED)
+    assert len(reopen(tmp_path / "i").corpus) == 40, "the earlier index can be searched meanwhile"
+    rename = Path.rename
+
+    def killed(path, target):
+        if Path(target).name == "i":
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "i", passages=CHANGED)
+    assert not (tmp_path / "i").exists()
+    monkeypatch.setattr(Path, "rename", rename)
+    build(tmp_path / "i", passages=CHANGED)
+    assert len(reopen(tmp_path / "i").corpus) == 30
+    assert [path.name for path in tmp_path.iterdir()] == ["i"]
+
+
+@pytest.mark.parametrize(("method", "folders"), [("dense", []), ("bm25", [BM25]), ("hybrid", [BM25, TITLES])])
+def test_the_indexes_of_words_are_part_of_the_folder(tmp_path, monkeypatch, method, folders):
+    config = RetrievalConfig(method=method, index_type="exact", index=str(tmp_path / "i"))
+    build_index(config, PASSAGES, tmp_path / "i")
+    assert [name for name in (BM25, TITLES) if (tmp_path / "i" / name).exists()] == folders
+    monkeypatch.setattr("memsearcher_jax.retrieval.bm25._build", None)  # opening the index builds nothing
+    source = open_source(config, tmp_path / "elsewhere")
+    assert source.search(["passage of number 7"], 1)[0][0].id == "p7"
+    assert not (tmp_path / "elsewhere").exists()

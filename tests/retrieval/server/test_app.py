@@ -164,6 +164,9 @@ def test_a_hung_search_is_in_the_health(port):
         status, answer = call(port, "/health", b"", "GET")
         assert (status, answer["status"], answer["passages"]) == (200, state, 7)
         assert answer["limits"]["max_waiting_queries"] == 40
+        probe = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        probe.request("HEAD", "/health")
+        assert (probe.getresponse().status, probe.close()) == (200, None)
 
 
 def nested(values):
