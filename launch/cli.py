@@ -139,6 +139,7 @@ def parse_settings(command: type[CommandT], source: SettingsSource, words: Seque
     if isinstance(source, ResumableSource) and source.resume:
         flags = _resumed(command, source, words)
     else:
+    preconditions.require_32_bits()
         flags = _new(command, source, words)
     check(flags.run)
     open_own_files(flags.run)

@@ -32,6 +32,12 @@ def load_encoder(config: RetrievalConfig) -> TextEncoder:
     return text_encoder.load(config)
 
 
+def require_32_bits() -> None:
+    """Raises ValueError where the environment makes JAX compute in 64 bits, which no program here is written for."""
+    if os.environ.get("JAX_ENABLE_X64", "").lower() in ("1", "on", "t", "true", "y", "yes"):
+        raise ValueError("JAX_ENABLE_X64 is set, and everything here computes in at most 32 bits: unset it")
+
+
 def require_checkpoint(config: RunConfig, alternative: str = "") -> None:
     """For commands that are pointless with random weights. Raises ValueError."""
     if not config.model.path:

@@ -1,7 +1,7 @@
 """The agent over HTTP: OpenAI's chat completions, MCP, and a page in the browser. docs/serve.md describes the fields.
 
-GET  /                      the page                GET  /health       no key needed, as for the page
-POST /v1/chat/completions   streamed or whole       GET  /v1/models
+GET  /                      the page                GET, HEAD  /health    no key needed, as for the page
+POST /v1/chat/completions   streamed or whole       GET  /v1/models, /v1/models/NAME
 POST /mcp                   the tools of serving/tools.py, as streamable HTTP
 """
 
@@ -118,7 +118,11 @@ def make_app(
     about = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "memsearcher_jax"}
     about |= {"workflow": agent.run.config.agent.workflow, "reads_texts": agent.reader is not None}
 
-    @app.get("/health")
+    def require_served(model: str) -> None:
+        if model != name:
+            raise HTTPException(404, f"model: {model[:100]!r} is not served: use {name!r}")
+
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> JSONResponse:
         return JSONResponse({"status": "healthy", "model": name, "requests": agent.active, "limits": asdict(limits)})
 
@@ -126,10 +130,14 @@ def make_app(
     async def models() -> JSONResponse:
         return JSONResponse({"object": "list", "data": [about]})
 
+    @app.get("/v1/models/{model:path}")
+    async def model(model: str) -> JSONResponse:
+        require_served(model)
+        return JSONResponse(about)
+
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:
-        if body.model != name:
-            raise HTTPException(404, f"model: {body.model[:100]!r} is not served: use {name!r}")
+        require_served(body.model)
         if unsupported := unsupported_parameter(body.model_extra or {}, REFUSED_PARAMETERS, NEUTRAL):
             raise HTTPException(400, f"{unsupported}: the agent does not support it")
         *earlier, last = body.messages
@@ -288,12 +296,13 @@ class RequireKey:
 
     def __init__(self, app: Callable, key: str):
         self.app = app
-        self.expected = f"Bearer {key}".encode() if key else b""
+        self.key = key.encode()
 
     async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
-        if self.expected and scope["type"] == "http" and scope["path"].startswith(("/v1", "/mcp")):
-            given = Headers(scope=scope).get("authorization", "").encode("latin-1")
-            if not hmac.compare_digest(given, self.expected):
+        if self.key and scope["type"] == "http" and scope["path"].startswith(("/v1", "/mcp")):
+            scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+            is_right = hmac.compare_digest(given.strip().encode("latin-1"), self.key)
+            if scheme.lower() != "bearer" or not is_right:
                 body = error_body(401, "the API key is missing or wrong: send it as Authorization: Bearer KEY")
                 await JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
                 return

@@ -188,3 +188,10 @@ def test_a_damaged_run_file_is_an_error(text, line, workdir, refused, snapshot):
     for argv in (["--resume", "--out", "folder"], ["--checkpoint", "folder"]):
         assert line in refused(tpu_train.main, argv)
     assert snapshot(workdir) == before
+
+
+def test_jax_in_64_bits_is_refused(workdir, refused, monkeypatch):
+    monkeypatch.setenv("JAX_ENABLE_X64", "True")
+    line = refused(tpu_train.main, ["--config", "nano", "--out", "run"])
+    assert line == "error: JAX_ENABLE_X64 is set, and everything here computes in at most 32 bits: unset it"
+    assert not (workdir / "run").exists()

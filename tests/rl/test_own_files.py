@@ -26,6 +26,7 @@ from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
 from memsearcher_jax.rl.tool_executor import respond, search_backend, tool_backends
 from memsearcher_jax.rl.toolbox import open_tools
 from memsearcher_jax.types import Call, Context, Generate, Outcome, Problem, ScoredTrajectory, StopReason, Trajectory
+from tests.http_server import until
 from tests.support import byte_tokenizer, make_prompt
 
 TOKENIZER = byte_tokenizer()
@@ -288,6 +289,63 @@ def test_calls_that_wait_are_one_batch_where_the_tool_takes_batches(file, tmp_pa
     assert len(respond(backends, Call("log", {})).text) == 1_000_000
     leaving = respond(backends, Call("leave", {}))
     assert leaving.error.startswith("SystemExit: [{}]"), "a person who plays stays in the command"
+
+
+JSON_TOOLS = r'''
+import asyncio, dataclasses, numpy
+from pathlib import Path
+CANCELLED = []
+
+@dataclasses.dataclass
+class Row:
+    name: str
+    price: float
+
+def look(kind: str) -> dict:
+    """Looks."""
+    values = {"dict": {"a": [1, None, True]}, "row": [Row("Åse", 1.5)], "none": None, "text": "'a'"}
+    values |= {"set": {3}, "array": numpy.arange(2), "number": numpy.float32(0.5), "path": Path("x")}
+    return values[kind]
+
+async def wait() -> str:
+    """Waits."""
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        CANCELLED.append(True)
+        raise
+
+def each(name: str) -> str:
+    """Asks for each."""
+
+async def _one(name):
+    if name == "bad":
+        raise KeyError(name)
+    return name
+
+each.batch = lambda calls: [_one(**call) for call in calls]
+'''
+
+
+def test_the_results_of_tools_are_json(file):
+    look, wait, each = file_tools(path := file(JSON_TOOLS))
+    backends = tool_backends([look, wait, each], timeout=0.2)
+    shown = {
+        "dict": '{"a": [1, null, true]}',
+        "row": '[{"name": "Åse", "price": 1.5}]',
+        "none": "null",
+        "text": "'a'",
+        "set": "[3]",
+        "array": "[0, 1]",
+        "number": "0.5",
+        "path": '"x"',
+    }
+    for kind, text in shown.items():
+        assert respond(backends, Call("look", {"kind": kind})).text == text
+    assert respond(backends, Call("wait", {})).error == "TimeoutError: no answer in 0.2 s"
+    until(lambda: load(path, "agent.tools").CANCELLED == [True], 5)
+    good, bad, wrong = backends["each"].answer([Call("each", {"name": n}) for n in ("a", "bad")] + [Call("each", {})])
+    assert good.text == "a" and repr(bad) == "KeyError('bad')" and isinstance(wrong, TypeError), "each its own"
 
 
 def test_all_pages_of_the_tools_of_a_server_are_read():

@@ -113,7 +113,11 @@ def test_models_and_draws_of_a_request(client, questions):
     for limit in range(20, 40):  # one of them is the length of a reply
         cut = ask(client, questions[1], max_tokens=limit)
         assert cut.usage.completion_tokens <= limit and cut.choices[0].message.memsearcher["turns"], limit
-    assert [(model.id, model.workflow) for model in client.models.list()] == [("tiny", "memsearcher")]
+    (listed,) = client.models.list()
+    assert (listed.id, listed.workflow) == ("tiny", "memsearcher")
+    assert client.models.retrieve("tiny") == listed
+    with pytest.raises(openai.NotFoundError, match="'org/gpt' is not served: use 'tiny'"):
+        client.models.retrieve("org/gpt")
 
 
 @pytest.mark.parametrize(
@@ -312,8 +316,19 @@ def test_a_key(agent, serving, questions):
         assert (status, answer["error"]["type"]) == (401, "authentication_error")
         right = openai.OpenAI(base_url=f"{url}/v1", api_key="s3cret", max_retries=0)
         assert ask(right, questions[0]).choices[0].message.content
+        for authorization, status in (
+            ("bearer s3cret", 200),
+            ("BEARER  s3cret", 200),
+            ("Basic s3cret", 401),
+            ("Bearers3cret", 401),
+            ("s3cret", 401),
+        ):
+            found = httpx.get(f"{url}/v1/models", headers={"Authorization": authorization})
+            assert found.status_code == status, authorization
         with urllib.request.urlopen(f"{url}/health") as response:
             assert "s3cret" not in response.read().decode()
+        probe = httpx.head(f"{url}/health")
+        assert probe.status_code == 200 and probe.content == b""
 
 
 def test_other_host_names_are_refused_on_loopback(url):

@@ -5,7 +5,7 @@ POST /batch_search  {"query": [...], "top_n": 10, "return_score": false} -> [[{"
                     with return_score: a pair of that and the scores in the same shape
 POST /retrieve      {"queries": [...], "topk": 3, "return_scores": false} -> {"result": ...}         Search-R1
                     [[{"id", "contents"}]], or with scores [[{"document": {"id", "contents"}, "score"}]]
-GET  /health        {"status": "healthy", ...}, or "degraded" while the search is restarted after a failure
+GET, HEAD  /health  {"status": "healthy", ...}, or "degraded" while the search is restarted after a failure
 
 Errors have a 4xx status and {"detail": reason in one line}; 503 means retry later. What Search-R1 sends is the text of
 its policy, and its client ends the training at an error: /retrieve answers requests without a query, for empty queries
@@ -131,7 +131,7 @@ def make_app(
             results = await search(body.queries, body.topk or DEFAULT_TOPK)
         return JSONResponse({"result": [list(map(hit, passages)) for passages in results]})
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> JSONResponse:
         status = "healthy" if process is None or process.is_healthy else "degraded"
         return JSONResponse({"status": status, **info, "limits": vars(limits)})
