@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -33,6 +34,7 @@ from memsearcher_jax.rl.timing import Timer
 from memsearcher_jax.rl.training_run import open_collector, train_run
 from memsearcher_jax.runs import load_weights, run_dir
 from memsearcher_jax.training import checkpoint
+from memsearcher_jax.training.trainer import Trainer
 
 
 def small(steps: int, **rl) -> RunConfig:
@@ -197,6 +199,32 @@ def test_a_rollback_restores_an_intact_checkpoint_if_the_best_one_is_damaged(uni
     assert len(lines) == 1 and "cannot write a checkpoint" in lines[0]
     shutil.rmtree(out / "checkpoints" / "3")
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.train.params), newest_weights(run, out))
+
+
+def test_weights_that_become_infinite_roll_back(tmp_path, monkeypatch):
+    """To the best evaluation, with new problems and a lower learning rate, and no checkpoint has them."""
+    step, saved, rates = Trainer.step, [], []
+
+    def overflows_once(trainer, state, examples, rng, notify, training_step):
+        state, metrics = step(trainer, state, examples, rng, notify, training_step)
+        rates.append(trainer.config.learning_rate)
+        if training_step == 1:
+            state = replace(state, params=jax.tree.map(lambda x: x * jnp.inf, state.params))
+        return state, metrics
+
+    def save(checkpoints, number, state, *rest):
+        saved.append((number, bool(jnp.isfinite(state.params["embed"]).all())))
+        return checkpoint_save(checkpoints, number, state, *rest)
+
+    checkpoint_save = checkpoint.Checkpoints.save
+    monkeypatch.setattr(Trainer, "step", overflows_once)
+    monkeypatch.setattr(checkpoint.Checkpoints, "save", save)
+    config = guarded(3)
+    run_for(replace(config, rl=replace(config.rl, evaluate_every=1, checkpoint_every=1)), tmp_path / "run")
+    steps = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [row["rollbacks"] for row in steps] == [0, 1, 1] and [row["alarms"] for row in steps] == [0, 1, 0]
+    assert rates[2] == pytest.approx(0.3 * rates[0]) and rates[1] == rates[0]
+    assert [number for number, _ in saved] == [0, 1, 2, 3] and all(is_finite for _, is_finite in saved)
 
 
 @pytest.fixture(scope="module")

@@ -65,10 +65,12 @@ class HealthConfig:
 
     on_collapse: Literal["warn", "stop", "rollback"] = "warn"
     """What an alarm does: print a line on stderr (warn), end the run (stop), or restore the checkpoint with the best
-    evaluation and go on with new problems and a lower learning rate (rollback)."""
+    evaluation and go on with new problems and a lower learning rate (rollback). Weights or logits that are not finite
+    roll back, or end the run under warn, too."""
     patience: Count = 5
     """Consecutive training steps beyond a limit before the alarm, consecutive steps without a finite gradient before
-    the run ends or rolls back, and steps over which the best mean reward is taken."""
+    the run ends or rolls back, consecutive steps without an update before a line says so, and steps over which the best
+    mean reward is taken."""
     min_reward_fraction: Probability = 0.5
     """Alert when mean reward falls below this fraction of its best mean over `patience` steps."""
     max_entropy: NonNegative = 0.0

@@ -18,14 +18,15 @@ class DynamicSampling(Collector):
         group_size = settings.group_size
         batch = self.sample_groups(self.take(settings.prompts_per_step), state, timer)
         refills = 0
+        replaced = 0
         while refills < settings.refill:
             missing = settings.prompts_per_step - batch.mixed_groups(group_size).count(True)
             if not missing:
                 break
             refills += 1
+            replaced += missing
             further = self.sample_groups(self.take(missing), state, timer, refills)
             batch = concatenate([batch, further], sum)
         batch = self.with_metrics(batch)
-        replaced = batch.mixed_groups(group_size).count(False)
         counts = {"refills": float(refills), "replaced_groups": float(replaced)}
         return replace(batch, metrics={**batch.metrics, **counts})

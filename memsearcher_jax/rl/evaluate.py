@@ -17,7 +17,7 @@ from memsearcher_jax.logs.trajectories import (
     summarize_trajectory,
 )
 from memsearcher_jax.rl.batch import RolloutBatch, exchange
-from memsearcher_jax.rl.metrics import Metrics, trajectory_metrics
+from memsearcher_jax.rl.metrics import TEST_PREFIX, Metrics, trajectory_metrics
 from memsearcher_jax.rl.recovery import Recovery
 from memsearcher_jax.rl.rewards import RewardFn
 from memsearcher_jax.rl.rng import named_key
@@ -85,7 +85,7 @@ class Evaluator:
         summaries = exchange(self.hosts, batch).summaries
         metrics = self.hosts.agreed(lambda: trajectory_metrics(summaries, self.run.agent))  # its own numbers may fail
         recovery.monitor.record_evaluation(state.step, metrics)
-        return {f"test/{name}": value for name, value in metrics.items()}
+        return {f"{TEST_PREFIX}{name}": value for name, value in metrics.items()}
 
 
 def read_summaries(folder: Path, problems: Sequence[Problem]) -> dict[str, TrajectorySummary]:

@@ -9,13 +9,34 @@ from dataclasses import dataclass, field
 from memsearcher_jax.hosts.ending import EndReason, RunEnded
 from memsearcher_jax.logs.metric_names import MetricName
 from memsearcher_jax.rl.config import HealthConfig
+from memsearcher_jax.rl.metrics import STOP_PREFIX
+from memsearcher_jax.types import StopReason
 
 MAX_ROLLBACKS = 3  # after which the next alarm ends the run
 ROLLBACK_LR_FACTOR = 0.3  # by which each rollback multiplies the learning rate
 
+MAX_NOT_FINITE = 0.1
+"""Fraction of a step's trajectories; where more end because the logits are not finite, the policy is broken."""
+
+WEIGHTS_NOT_FINITE = "weights_not_finite"  # a metric, 1 after an update that made them so; else absent
+_NOT_FINITE = f"{STOP_PREFIX}{StopReason.NOT_FINITE.value}"
+
 # Besides the names of limits in HealthConfig, what `HealthState.consecutive_steps` counts:
 LOST = "max_unscored"  # steps that lost more than `health.max_unscored` of their trajectories
 SKIPPED = "skipped_updates"  # steps all of whose updates were skipped
+IDLE = "no_updates"  # steps that had nothing to train on
+
+WAYS_OUT = {
+    StopReason.ANSWERED: "choose easier or harder problems, or a reward that has more values, or raise rl.group_size",
+    StopReason.STREAM_READ: "choose other streams, or a reward that has more values, or raise rl.group_size",
+    StopReason.NO_ANSWER: "show the format in the prompt, or begin with weights that know it (launch/sft.py)",
+    StopReason.MAX_TURNS: "raise agent.max_turns, or begin with weights that answer (launch/sft.py)",
+    StopReason.CUT_OFF: "raise agent.completion_tokens, or shorten the templates and the descriptions of tools",
+    StopReason.FORGED_TURN: "begin with weights that know the chat template (launch/sft.py)",
+    StopReason.BAD_MEMORY: "show the format in the prompt, or begin with weights that know it (launch/sft.py)",
+    StopReason.CONTEXT_FULL: "raise sampling.context_tokens, or lower agent.observation_tokens",
+}
+"""By the commonest stop reason, what may give the trajectories of a group different rewards."""
 
 
 @dataclass
@@ -49,11 +70,21 @@ class HealthMonitor:
         return self._config.on_collapse == "rollback"
 
     def is_outage(self, metrics: Mapping[str, float]) -> bool:
-        """Whether too many trajectories were lost for the others to be a fair sample of the policy."""
-        return metrics.get(MetricName.UNSCORED, 0.0) > self._config.max_unscored
+        """Whether too many trajectories were lost for the others to be a fair sample of the policy.
+
+        Logits that are not finite are no fault of the machinery: see `is_broken`.
+        """
+        lost = metrics.get(MetricName.UNSCORED, 0.0) - metrics.get(_NOT_FINITE, 0.0)
+        return lost > self._config.max_unscored
+
+    def is_broken(self, metrics: Mapping[str, float]) -> bool:
+        """Whether the weights, or the logits of too many trajectories, are not finite."""
+        return bool(metrics.get(WEIGHTS_NOT_FINITE)) or metrics.get(_NOT_FINITE, 0.0) > MAX_NOT_FINITE
 
     def record_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Records an evaluation of the weights after `step` training steps; faults make it none that is compared.
+        """Records an evaluation of the weights after `step` training steps.
+
+        It is not compared with others where it lost trajectories to faults, or where the policy is broken.
 
         Raises RunEnded if it was lost to failing searches: a run that resumes makes it again.
         """
@@ -65,7 +96,8 @@ class HealthMonitor:
         reward = metrics[MetricName.REWARD]
         state.evaluated = step
         is_better = state.best_reward is None or reward > state.best_reward
-        if math.isfinite(reward) and is_better and not self.is_outage(metrics):
+        is_measured = math.isfinite(reward) and not self.is_outage(metrics) and not self.is_broken(metrics)
+        if is_measured and is_better:
             state.best_step = step
             state.best_reward = reward
 
@@ -73,11 +105,15 @@ class HealthMonitor:
         """Whether the run has to roll back; adds the metric `alarms`. Raises RunEnded where the config says so.
 
         Missing metrics never trigger an alarm; a value that is not finite exceeds every limit. What an outage leaves of
-        a step does not measure the policy: it neither lengthens nor ends a series of steps beyond a limit.
+        a step does not measure the policy: it neither lengthens nor ends a series of steps beyond a limit. A broken
+        policy rolls back at once, or ends the run as a collapse, whatever `on_collapse` is.
         """
         skipped = metrics.get("skipped_updates", 0.0)
         if skipped:
             self.notify(f"step {step}: skipped {skipped:.0f} updates: their gradient is not finite")
+        if self.is_broken(metrics):
+            metrics["alarms"] = 1.0
+            return self.recover(f"step {step}", metrics)
         beyond = self._exceeded(metrics)
         metrics["alarms"] = float(len(beyond.keys() - {SKIPPED}))
         if not self.is_outage(metrics):
@@ -93,24 +129,61 @@ class HealthMonitor:
                 self._end(limit, f"step {step}: {message}")
                 must_roll_back = must_roll_back or self.rolls_back
         if must_roll_back:
-            self.state.rollbacks += 1
-            self.state.consecutive_steps = {}
-            self.state.recent = {}
-            self.notify(f"step {step}: rollback to the checkpoint of step {self.state.best_step}")
+            self._begin_rollback(f"step {step}")
+        else:
+            self._report_idleness(step, metrics)
         return must_roll_back
+
+    def recover(self, when: str, metrics: Mapping[str, float]) -> bool:
+        """True, for a rollback from a broken policy. Raises RunEnded, a collapse, where none is possible."""
+        if metrics.get(WEIGHTS_NOT_FINITE):
+            message = f"{when}: the weights are not finite"
+        else:
+            share = metrics[_NOT_FINITE]
+            message = f"{when}: the policy's logits were not finite in {share:.0%} of the trajectories"
+        if not self._can_roll_back:
+            raise RunEnded(EndReason.COLLAPSE, message + self._why_no_rollback())
+        self.notify(f"alarm at {message}")
+        self._begin_rollback(when)
+        return True
+
+    def _begin_rollback(self, when: str) -> None:
+        self.state.rollbacks += 1
+        self.state.consecutive_steps = {}
+        self.state.recent = {}
+        self.notify(f"{when}: rollback to the checkpoint of step {self.state.best_step}")
+
+    def _report_idleness(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A note every `patience` steps without an update: rewards that never differ teach nothing."""
+        count = self.state.consecutive_steps.get(IDLE, 0)
+        is_due = count > 0 and count % self._config.patience == 0
+        if not is_due or not _is_idle(metrics) or self.is_outage(metrics):
+            return
+        shares = {reason: metrics.get(f"{STOP_PREFIX}{reason.value}", 0.0) for reason in StopReason}
+        commonest = max(StopReason, key=lambda reason: shares[reason])
+        message = f"step {step}: no update in {count} consecutive steps: in no group do the rewards differ"
+        if shares[commonest]:
+            message += f"; {shares[commonest]:.0%} of the trajectories ended with {commonest.value}"
+            message += f" ({commonest.description})"
+        if commonest in WAYS_OUT:
+            message += f": {WAYS_OUT[commonest]}"
+        self.notify(message)
 
     def _count(self, beyond: Iterable[str], metrics: Mapping[str, float]) -> None:
         """Lengthens the series of steps beyond these limits, and ends the others, except where the step is no measure.
 
         A step without updates does not measure SKIPPED; a step of an outage measures only LOST.
         """
-        counts = {}
+        counts = dict[str, int]()
         for limit, count in self.state.consecutive_steps.items():
             has_no_updates = limit == SKIPPED and not metrics.get("updates")
             is_lost = limit != LOST and self.is_outage(metrics)
             if has_no_updates or is_lost:
                 counts[limit] = count
-        for limit in beyond:
+        lengthened = list(beyond)
+        if _is_idle(metrics) and not self.is_outage(metrics):
+            lengthened.append(IDLE)
+        for limit in lengthened:
             counts[limit] = self.state.consecutive_steps.get(limit, 0) + 1
         self.state.consecutive_steps = counts
 
@@ -118,16 +191,23 @@ class HealthMonitor:
         """Raises RunEnded where `patience` steps beyond this limit end the run."""
         if limit == LOST:
             raise RunEnded(EndReason.OUTAGE, message)
-        if self.rolls_back and self.state.best_step is not None and self.state.rollbacks < MAX_ROLLBACKS:
+        if self._can_roll_back:
             return
         if limit == SKIPPED:  # skipped updates leave the weights as they were, so these are not suspect
             raise RunEnded(EndReason.FAILURE, message)
-        if self._config.on_collapse == "stop":
-            raise RunEnded(EndReason.COLLAPSE, f"{message}; health.on_collapse is stop")
-        if self.rolls_back:
-            never = "; no checkpoint was evaluated that could be restored"
-            why = never if self.state.best_step is None else f", after {self.state.rollbacks} rollbacks"
-            raise RunEnded(EndReason.COLLAPSE, f"{message}{why}")
+        if self._config.on_collapse != "warn":
+            raise RunEnded(EndReason.COLLAPSE, message + self._why_no_rollback())
+
+    @property
+    def _can_roll_back(self) -> bool:
+        return self.rolls_back and self.state.best_step is not None and self.state.rollbacks < MAX_ROLLBACKS
+
+    def _why_no_rollback(self) -> str:
+        if not self.rolls_back:
+            return f"; health.on_collapse is {self._config.on_collapse}"
+        if self.state.best_step is None:
+            return "; no checkpoint was evaluated that could be restored"
+        return f", after {self.state.rollbacks} rollbacks"
 
     def _update_means(self, metrics: Mapping[str, float]) -> None:
         """Takes the step's reward and likelihood into the best means over `patience` steps."""
@@ -186,3 +266,8 @@ class HealthMonitor:
         entropy = metrics.get(MetricName.ENTROPY)
         if limit and entropy is not None and not entropy <= limit:  # NaN is beyond it, too
             exceeded["max_entropy"] = f"{MetricName.ENTROPY} is {entropy:.4g} and health.max_entropy {limit:g}"
+
+
+def _is_idle(metrics: Mapping[str, float]) -> bool:
+    """Whether the step had nothing to train on."""
+    return metrics.get("updates") == 0

@@ -17,13 +17,18 @@ from memsearcher_jax.rl.evaluate import Evaluator
 from memsearcher_jax.rl.recorder import Recorder
 from memsearcher_jax.rl.recovery import Recovery
 from memsearcher_jax.rl.state import RunState
+from memsearcher_jax.rl.timing import Timer
 
 
 def train(state: RunState, collector: Collector, recovery: Recovery, evaluator: Evaluator, recorder: Recorder) -> None:
     """Trains until step `rl.steps`. Raises RunEnded where the run ends earlier; what is healthy is then saved."""
     with recorder.saving_at_the_end(state):
         state.publish()
-        recorder.complete(state.step - 1, evaluator.before_first_step(state, recovery))
+        test_metrics = evaluator.before_first_step(state, recovery)
+        recorder.complete(state.step - 1, test_metrics)
+        if recovery.check_evaluation(state.step, test_metrics):
+            recovery.restore_best(state, Timer())
+            collector.restart()
         if recovery.needs_target:
             recorder.save(state)
         while state.step < state.run.config.rl.steps:
@@ -38,5 +43,9 @@ def train(state: RunState, collector: Collector, recovery: Recovery, evaluator: 
                 if recovery.check(state.step - 1, metrics):
                     recovery.restore_best(state, timer)
                     collector.restart()
-                metrics |= evaluator.if_due(state, recovery, timer)
+                test_metrics = evaluator.if_due(state, recovery, timer)
+                metrics |= test_metrics
+                if recovery.check_evaluation(state.step, test_metrics):
+                    recovery.restore_best(state, timer)
+                    collector.restart()
                 recorder.save_if_due(state, timer, is_best=state.step == recovery.best_step)

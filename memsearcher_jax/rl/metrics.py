@@ -15,6 +15,7 @@ from memsearcher_jax.sampling.scheduler import SamplerStats
 from memsearcher_jax.types import StopReason, TrajectorySummary
 
 Metrics = dict[str, float]
+TEST_PREFIX = "test/"  # of the metrics of an evaluation
 STOP_PREFIX = "stop/"  # of the fraction of trajectories that ended for a reason
 
 

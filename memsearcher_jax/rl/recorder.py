@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memsearcher_jax.hosts.distributed import Hosts
-from memsearcher_jax.hosts.ending import RunEnded
+from memsearcher_jax.hosts.ending import EndReason, RunEnded
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.metrics import MetricsWriter
 from memsearcher_jax.logs.progress import Progress
@@ -58,18 +58,25 @@ class Recorder:
 
     @contextmanager
     def saving_at_the_end(self, state: RunState) -> Iterator[None]:
-        """The one way out: saves what is healthy when the block ends early, and says what was saved."""
+        """The one way out: saves what is healthy when the block ends, and says what was saved if it ends early."""
+        end = None
         try:
             yield
-        except RunEnded as end:
-            if end.reason.weights_are_suspect:
-                self._write_trajectories()
-                saved = "there is no checkpoint" if self.checkpoints.newest is None else "the last checkpoint is intact"
-            else:
-                self._save_last(state)
-                saved = "checkpoint saved" if state.step else "no step was complete"
-            raise RunEnded(end.reason, f"stopped after step {state.step} ({end}); {saved}") from None
-        self._save_last(state)
+        except RunEnded as early:
+            end = early
+        if not (end and end.reason.weights_are_suspect) and not state.weights_are_finite():
+            end = RunEnded(EndReason.COLLAPSE, "the weights are not finite")
+        if end is None:
+            self._save_last(state)
+            return
+        if end.reason.weights_are_suspect:
+            self._write_trajectories()
+            newest = self.checkpoints.newest
+            saved = "there is no checkpoint" if newest is None else f"the newest checkpoint is of step {newest}"
+        else:
+            self._save_last(state)
+            saved = "checkpoint saved" if state.step else "no step was complete"
+        raise RunEnded(end.reason, f"stopped after step {state.step} ({end}); {saved}")
 
     def keep(self, step: int, trajectories: bytes) -> None:
         """Takes the trajectories that a step has trained on, to write them."""
@@ -85,7 +92,9 @@ class Recorder:
                 self.save(state)
 
     def save(self, state: RunState) -> None:
-        """Begins to write a checkpoint. Every host must call it."""
+        """Begins to write a checkpoint. Every host must call it. Raises RunEnded for weights that are not finite."""
+        if not state.weights_are_finite():
+            raise RunEnded(EndReason.COLLAPSE, "the weights are not finite")
         meta = self.meta()
         self.unsaved = None
         self._attempt(lambda: self.checkpoints.check_space(state.train))

@@ -9,8 +9,8 @@ import jax
 from memsearcher_jax.hosts.ending import EndReason, RunEnded
 from memsearcher_jax.rl.batch import RolloutBatch
 from memsearcher_jax.rl.health import HealthMonitor
-from memsearcher_jax.rl.metrics import Metrics
-from memsearcher_jax.rl.state import RunState
+from memsearcher_jax.rl.metrics import TEST_PREFIX, Metrics
+from memsearcher_jax.rl.state import RunState, weights_are_finite
 from memsearcher_jax.rl.timing import Timer
 from memsearcher_jax.training import update
 from memsearcher_jax.training.checkpoint import Checkpoints, DamagedCheckpointError
@@ -35,8 +35,13 @@ class Recovery:
         return self.monitor.rolls_back and self.checkpoints.newest is None
 
     def trainable(self, batch: RolloutBatch) -> list[TrainingExample]:
-        """The examples to train on: none where an outage left only the trajectories that did not search."""
-        return [] if self.monitor.is_outage(batch.metrics) else list(batch.examples)
+        """The examples to train on.
+
+        There are none where an outage left only the trajectories that did not search, or where the policy is broken.
+        """
+        if self.monitor.is_outage(batch.metrics) or self.monitor.is_broken(batch.metrics):
+            return []
+        return list(batch.examples)
 
     def check(self, step: int, metrics: Metrics) -> bool:
         """Whether the run has to roll back; adds the metrics of health. Raises RunEnded where the settings say so."""
@@ -44,6 +49,12 @@ class Recovery:
         if self.monitor.rolls_back:
             metrics["rollbacks"] = float(self.monitor.state.rollbacks)
         return rolls_back
+
+    def check_evaluation(self, step: int, test_metrics: Metrics) -> bool:
+        """Whether the evaluation of the weights after `step` steps shows that they are broken, so that the run has to
+        roll back. Raises RunEnded where it cannot. Without an evaluation, `test_metrics` are empty."""
+        metrics = {name.removeprefix(TEST_PREFIX): value for name, value in test_metrics.items()}
+        return self.monitor.is_broken(metrics) and self.monitor.recover(f"the evaluation after step {step}", metrics)
 
     def restore_best(self, state: RunState, timer: Timer) -> None:
         """Replaces the weights by those with the best evaluation, or by the nearest intact ones. Collective."""
@@ -64,9 +75,12 @@ class Recovery:
             for step in sorted(self.checkpoints.steps(), key=lambda step: (abs(step - best), step)):
                 try:
                     train = self.checkpoints.restore(step, model, target)
-                    break
                 except DamagedCheckpointError as error:
                     damage = str(error)
+                    continue
+                if weights_are_finite(train):
+                    break
+                damage = f"the weights of step {step} are not finite"
             else:
                 raise RunEnded(EndReason.COLLAPSE, f"no rollback is possible: {damage}")
             state.restore(train, self.monitor.state.rollbacks)

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from memsearcher_jax.config import RunConfig, agent_of, differences, from_dict
 from memsearcher_jax.model import lora, qwen, sharding
 from memsearcher_jax.rl.completers import open_completers, uses_initial_policy
-from memsearcher_jax.rl.health import ROLLBACK_LR_FACTOR, HealthState
+from memsearcher_jax.rl.health import ROLLBACK_LR_FACTOR, WEIGHTS_NOT_FINITE, HealthState
 from memsearcher_jax.rl.metrics import Metrics
 from memsearcher_jax.rl.rewards import RewardFn
 from memsearcher_jax.rl.rng import named_key, named_rng
@@ -65,7 +66,13 @@ class RunState:
         rng = named_rng(self.run.config.seed, "rows", self.step)
         with timer("update"):
             self.train, metrics = self.trainer.step(self.train, examples, rng, timer.notify, self.step)
+            if not self.weights_are_finite():
+                metrics[WEIGHTS_NOT_FINITE] = 1.0
         return metrics
+
+    def weights_are_finite(self) -> bool:
+        """Whether no update has made what is trained infinite or NaN. Every host must call it."""
+        return weights_are_finite(self.train)
 
     def restore(self, train: TrainState, rollbacks: int) -> None:
         """Goes on from another train state, with the learning rate after so many rollbacks."""
@@ -73,6 +80,16 @@ class RunState:
         if rollbacks:
             rate = self.run.config.training.learning_rate * ROLLBACK_LR_FACTOR**rollbacks
             self.trainer = self.trainer.with_learning_rate(rate)
+
+
+def weights_are_finite(train: TrainState) -> bool:
+    """Whether all that is trained is finite. Collective: one pass over the weights, where they are."""
+    return bool(_all_finite(train.params))
+
+
+@jax.jit
+def _all_finite(params: Params) -> jax.Array:
+    return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(params)]).all()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ import pytest
 
 from memsearcher_jax.hosts.ending import EndReason, RunEnded
 from memsearcher_jax.rl.config import HealthConfig
-from memsearcher_jax.rl.health import HealthMonitor, HealthState
+from memsearcher_jax.rl.health import WAYS_OUT, HealthMonitor, HealthState
+from memsearcher_jax.types import StopReason
 
 
 def run_checks(config, steps):
@@ -155,3 +156,47 @@ def test_a_monitor_goes_on_from_its_state_in_a_checkpoint():
         assert begun + checks(resumed, range(stop, len(rewards))) == expected
         assert resumed.state == straight.state
     assert expected.count(True) == 2
+
+
+def test_logits_that_are_not_finite_are_no_outage():
+    """They are the policy's doing, also where outages are off; a few of them leave a step to learn from."""
+    few = {"unscored": 0.1, "stop/not_finite": 0.1}
+    many = {"unscored": 0.3, "stop/not_finite": 0.25}
+    for max_unscored in (0.1, 1.0):
+        monitor = HealthMonitor(HealthConfig(max_unscored=max_unscored), print)
+        assert not monitor.is_outage(few) and not monitor.is_broken(few) and not monitor.check(0, few)
+        assert not monitor.is_outage(many) and monitor.is_broken(many)
+        with pytest.raises(RunEnded, match="step 1: the policy's logits were not finite in 25% of the tr") as end:
+            monitor.check(1, many)
+        assert end.value.reason is EndReason.COLLAPSE
+    monitor.record_evaluation(2, many | {"reward": 0.9})
+    assert monitor.state.best_step is None and monitor.state.evaluated == 2
+
+
+def test_a_broken_policy_rolls_back_at_most_as_often_as_any_other():
+    monitor = guarded(patience=5)
+    monitor.record_evaluation(0, {"reward": 0.5})
+    broken = {"weights_not_finite": 1.0}
+    assert [monitor.check(step, dict(broken)) for step in range(3)] == [True] * 3
+    with pytest.raises(RunEnded, match="step 3: the weights are not finite, after 3 rollbacks"):
+        monitor.check(3, broken)
+
+
+def test_steps_that_have_nothing_to_train_on_are_reported():
+    """With the commonest stop reason of the last one and a way out, every `patience` steps; it is no alarm."""
+    idle = {"updates": 0.0, "stop/cut_off": 0.71, "stop/answered": 0.2}
+    messages, alarms = run_checks(HealthConfig(patience=3), [idle] * 2 + [{"updates": 1.0}] + [idle] * 7)
+    assert messages == [
+        f"step {step}: no update in {count} consecutive steps: in no group do the rewards differ; 71% of the "
+        "trajectories ended with cut_off (a generation reached its token limit): raise agent.completion_tokens, or "
+        "shorten the templates and the descriptions of tools"
+        for step, count in ((5, 3), (8, 6))
+    ]
+    assert not any(alarms)
+    outage = {"updates": 0.0, "unscored": 0.9}
+    messages, _ = run_checks(HealthConfig(patience=3), [idle, outage, outage, idle, idle])
+    assert sum("no update in 3 consecutive steps" in message for message in messages) == 1, "an outage is no measure"
+
+
+def test_every_end_of_the_policys_doing_has_a_way_out():
+    assert set(WAYS_OUT) == {reason for reason in StopReason if not reason.is_fault}

@@ -5,6 +5,7 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
+from unittest import mock
 
 import jax
 import pytest
@@ -80,6 +81,9 @@ class FakeState:
 
     def restore(self, train, rollbacks):
         self.train = train
+
+    def weights_are_finite(self):
+        return math.isfinite(self.train)
 
 
 class Scripted:
@@ -260,6 +264,109 @@ def test_weights_that_collapse_are_not_saved(scripted):
     assert run.steps() == ([0, 1, 2], [0, 1, 2]), "what shows why it collapsed"
 
 
+def break_logits(run):
+    run.stop = StopReason.NOT_FINITE
+
+
+def break_weights(run):
+    """By an update that is infinitely large."""
+    run.state.update = lambda examples, timer: break_update(run)
+
+
+def break_update(run):
+    if run.state.step < run.faulty:
+        return FakeState.update(run.state, [], None)
+    run.state.train = math.nan
+    return {"updates": 1.0, "weights_not_finite": 1.0}
+
+
+@pytest.mark.parametrize("on_collapse", ["warn", "stop", "rollback"])
+@pytest.mark.parametrize(
+    ("fault", "stopped", "reason"),
+    [
+        (break_logits, FAULTY + 1, "step 4: the policy's logits were not finite in 100% of the trajectories"),
+        (break_weights, FAULTY + 1, "step 4: the weights are not finite"),
+    ],
+)
+def test_a_policy_that_is_not_finite_is_a_collapse_and_is_not_saved(fault, stopped, reason, on_collapse, scripted):
+    """At once, whatever `on_collapse` is: nothing that the run does would mend it. Status 85 would restart it."""
+    run = scripted(HealthConfig(patience=2, on_collapse=on_collapse))
+    run.checkpoints.saved = {0: (0, {})}
+    fault(run)
+    with pytest.raises(RunEnded) as end:
+        run.train()
+    assert end.value.reason is EndReason.COLLAPSE and end.value.reason.status == 1
+    assert str(end.value).startswith(f"stopped after step {stopped} ({reason}; ")
+    assert str(end.value).endswith("the newest checkpoint is of step 0") and set(run.checkpoints.saved) == {0}
+    assert run.state.trained == [4 if fault is break_logits else 0] * FAULTY + [0] * (fault is break_logits)
+
+
+@pytest.mark.parametrize("fault", [break_logits, break_weights])
+def test_a_policy_that_is_not_finite_rolls_back(fault, scripted):
+    """To the best evaluation, at once. The rollback mends what is wrong here."""
+    run = scripted(HealthConfig(patience=2, on_collapse="rollback"), evaluate_every=3)
+    fault(run)
+    restored = []
+
+    def restore_best(state, timer):
+        restored.append((state.step, run.monitor.state.best_step))
+        run.stop, run.faulty, state.train = StopReason.ANSWERED, math.inf, 0
+
+    with mock.patch.object(Recovery, "restore_best", lambda self, state, timer: restore_best(state, timer)):
+        run.train()
+    assert restored == [(FAULTY + 1, 0)] and run.monitor.state.rollbacks == 1
+    assert set(run.checkpoints.saved) == {0, STEPS}
+    alarms = [row["alarms"] for row in read_metrics(run.out / "metrics.jsonl")]
+    assert alarms == [float(step == FAULTY) for step in range(STEPS)]
+
+
+def with_broken_evaluation(run, step):
+    """The run, in whose evaluation after this step no logits are finite, until it has rolled back."""
+    restored = []
+
+    def trajectories(*args):
+        done, stats = run.roll_out(*args)
+        if run.state.step == step and not restored:
+            done = [replace(trajectory, outcome=Outcome(StopReason.NOT_FINITE)) for trajectory in done]
+        return done, stats
+
+    run.faulty = math.inf
+    run.evaluator.driver = SimpleNamespace(engine=run.collector.driver.engine, trajectories=trajectories)
+    return mock.patch.object(Recovery, "restore_best", lambda self, state, timer: restored.append(state.step)), restored
+
+
+@pytest.mark.parametrize(("step", "on_collapse"), [(0, "rollback"), (FAULTY, "warn"), (STEPS, "warn")])
+def test_an_evaluation_that_is_not_finite_ends_the_run(step, on_collapse, scripted):
+    """Also the one before the first step, and the one after the last, which no rollout follows."""
+    run = scripted(HealthConfig(on_collapse=on_collapse), evaluate_every=4)
+    patch, restored = with_broken_evaluation(run, step)
+    with (
+        patch,
+        pytest.raises(RunEnded, match=rf"^stopped after step {step} \(the evaluation after step {step}:") as end,
+    ):
+        run.train()
+    assert end.value.reason is EndReason.COLLAPSE and not restored
+    assert step not in run.checkpoints.saved
+
+
+@pytest.mark.parametrize("step", [FAULTY, STEPS])
+def test_an_evaluation_that_is_not_finite_rolls_back(step, scripted):
+    run = scripted(HealthConfig(on_collapse="rollback"), evaluate_every=4)
+    patch, restored = with_broken_evaluation(run, step)
+    with patch:
+        run.train()
+    assert restored == [step] and run.monitor.state.best_step == 0 and run.monitor.state.rollbacks == 1
+
+
+def test_weights_that_are_not_finite_are_never_saved(scripted):
+    """Whatever has made them so, and however the run ends."""
+    run = scripted()
+    run.in_rollout = lambda: run.hosts.stop(EndReason.SIGNAL, "SIGTERM") or setattr(run.state, "train", math.nan)
+    with pytest.raises(RunEnded, match="the weights are not finite") as end:
+        run.train()
+    assert end.value.reason is EndReason.COLLAPSE and run.checkpoints.saved == {}
+
+
 def test_a_rollback_tries_the_checkpoints_nearest_to_the_best_first(scripted, one_device):
     """The newest ones may be of the policy that collapses, the oldest ones have learned little."""
     run, tried = scripted(HealthConfig(on_collapse="rollback"), evaluate_every=1), []
@@ -352,7 +459,9 @@ def test_groups_without_spread_are_replaced(scripted):
         written = list(read_trajectories(step_path(run.out, step)))
         assert [one.trajectory.problem.id for one in written[::2]] == [problem.id for problem in sampled]
         spread = sum(map(has_spread, sampled))
-        assert (row["refills"], row["replaced_groups"]) == (rounds - 1, len(sampled) - spread)
+        assert (row["refills"], row["replaced_groups"]) == (rounds - 1, len(sampled) - 2), (
+            "not those that nothing replaced"
+        )
         assert row["frac_mixed_groups"] == spread / len(sampled) and run.state.trained[step] == 2 * spread
     assert run.checkpoints.saved[STEPS][1]["position"] == position > 2 * STEPS
     assert len(set(keys)) == len(keys) > STEPS, "every round has draws of its own"
