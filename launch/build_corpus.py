@@ -1,6 +1,7 @@
-"""Turns a folder of documents into a corpus of passages, to be indexed and searched.
+"""Makes a corpus of passages, to be indexed and searched: of a folder of documents, or of published questions.
 
 python launch/build_corpus.py DIR --out passages.jsonl
+python launch/build_corpus.py --questions hotpot_dev_distractor_v1.json --out hotpot.jsonl
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ if __name__ == "__main__":
 import gzip
 import json
 import logging
+import os
 import shlex
 import statistics
 import sys
@@ -36,28 +38,34 @@ from memsearcher_jax.data.documents import (
 )
 from memsearcher_jax.data.sentences import WORD
 from memsearcher_jax.jsonl import numbered_lines, parse_object
-from memsearcher_jax.launch import cli, outputs, preconditions
+from memsearcher_jax.launch import cli, outputs, preconditions, question_corpus
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.ranges import Count
 
+MAX_WORDS = 100  # of a passage, as in the paper's Wikipedia
 SHOWN_NAMES = 3
 SHOWN_PAGES = 10
 
 
 @dataclass(frozen=True)
 class BuildCorpus:
-    """Turn a folder of documents into a corpus of passages."""
+    """Make a corpus of passages of a folder of documents, or of the paragraphs that come with published questions."""
 
-    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
+    folder: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="DIR")] = None
     """Folder of Markdown, text, HTML, PDF, Word, PowerPoint and EPUB files; subfolders are read too, hidden files are
     not."""
+    questions: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILE"), cli.IS_PATH] = ()
+    """Instead of DIR: files of HotpotQA, 2WikiMultihopQA or MuSiQue, as their authors, FlashRAG or the Hub publish them
+    (.json, .jsonl, .parquet; hf://datasets/OWNER/NAME/FILE). The paragraphs of their questions become the passages, and
+    the questions are written beside --out, without them."""
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("passages.jsonl")
     """File to write, which launch/build_index.py reads. One that this command wrote before is replaced, and compared
     with the new one."""
-    max_words: Count = 100
-    """Maximum words of a passage. A passage ends where a sentence ends, and never crosses a heading."""
+    max_words: Count | None = None
+    """Maximum words of a passage of a document, 100 unless given. A passage ends where a sentence ends, and never
+    crosses a heading."""
     malformed: Literal["error", "skip"] = "error"
-    """What documents that cannot be read do: end the command after all are listed, or be listed and left out."""
+    """What documents or rows that cannot be read do: end the command, or be counted and left out."""
     json: cli.File = None
     """Also write the result to this file, as JSON."""
 
@@ -104,13 +112,28 @@ def main(argv: Sequence[str]) -> None:
     warnings.filterwarnings("ignore", module="memsearcher_jax.data")  # bs4 reports each oddity of a page
     with cli.one_line_errors():
         flags = cli.parse_flags(BuildCorpus, argv)
-        if not flags.folder.is_dir():
-            reason = "is a file: give the directory that contains it" if flags.folder.is_file() else "no such directory"
-            raise NotADirectoryError(f"{flags.folder}: {reason}")
-        outputs.require_writable(flags.out, "--out")
+        check(flags)
         earlier = earlier_texts(flags.out)
-        preconditions.require_extra("documents", *DOCUMENT_LIBRARIES)
-        outputs.write_json(flags.json, build(flags, earlier))
+        if flags.folder:
+            preconditions.require_extra("documents", *DOCUMENT_LIBRARIES)
+            result = build(flags.folder, flags, earlier)
+        else:
+            # bm25s imports JAX, which would otherwise claim this host's accelerators.
+            os.environ.setdefault("JAX_PLATFORMS", "cpu")
+            result = build_of_questions(flags, earlier)
+        outputs.write_json(flags.json, result)
+
+
+def check(flags: BuildCorpus) -> None:
+    """Raises ValueError or OSError, in one line, for flags that contradict each other."""
+    if bool(flags.folder) == bool(flags.questions):
+        raise ValueError("give either a folder of documents, or --questions FILE")
+    if flags.questions and flags.max_words is not None:
+        raise ValueError("--max_words is of documents; paragraphs of --questions are passages as they are: omit it")
+    if flags.folder and not flags.folder.is_dir():
+        reason = "is a file: give the directory that contains it" if flags.folder.is_file() else "no such directory"
+        raise NotADirectoryError(f"{flags.folder}: {reason}")
+    outputs.require_writable(flags.out, "--out")
 
 
 def earlier_texts(file: Path) -> Counter[str] | None:
@@ -133,16 +156,33 @@ def earlier_texts(file: Path) -> Counter[str] | None:
     return texts
 
 
-def build(flags: BuildCorpus, earlier: Counter[str] | None) -> dict[str, object]:
-    """Writes the corpus and returns the numbers that it prints."""
-    paths, other_files = find_documents(flags.folder)
+def build_of_questions(flags: BuildCorpus, earlier: Counter[str] | None) -> dict[str, object]:
+    """Writes the corpus of the paragraphs of questions, and returns the numbers that it prints."""
+    published = question_corpus.read(flags.questions, flags.malformed)
+    rows = question_corpus.corpus_rows(published)
+    write_corpus(flags.out, rows)
+    kept = compare(rows, earlier)
+    files = question_corpus.write_questions(published, flags.out)
+    result = question_corpus.verdict(published, flags.out)
+    names = " ".join(shlex.quote(str(file)) for file in files)
+    print(
+        f"{flags.out}: {len(rows):,} passages of {result['questions']:,} questions; train with "
+        f"--retrieval.corpus {shlex.quote(str(flags.out))} --data.train {names}"
+    )
+    numbers = {"passages": len(rows), "without_paragraphs": published.without_paragraphs}
+    return {**numbers, "repeated_paragraphs": published.repeated, **result, **kept}
+
+
+def build(folder: Path, flags: BuildCorpus, earlier: Counter[str] | None) -> dict[str, object]:
+    """Writes the corpus of a folder of documents, and returns the numbers that it prints."""
+    paths, other_files = find_documents(folder)
     if not paths:
-        raise ValueError(f"{flags.folder}: contains no documents ({', '.join(READERS)})")
+        raise ValueError(f"{folder}: contains no documents ({', '.join(READERS)})")
     reading = Reading()
     for path in track(paths, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()):
         try:
             document = read_document(path)
-            rows = passages(flags.folder, path, document, flags.max_words)
+            rows = passages(folder, path, document, flags.max_words or MAX_WORDS)
         except (OSError, UnreadableDocument) as error:
             reading.unreadable.append(str(error))
         else:
@@ -155,7 +195,7 @@ def build(flags: BuildCorpus, earlier: Counter[str] | None) -> dict[str, object]
             "mend them, or leave them out with --malformed skip"
         )
     if not reading.rows:
-        raise ValueError(f"{flags.folder}: its documents contain no text")
+        raise ValueError(f"{folder}: its documents contain no text")
     write_corpus(flags.out, reading.rows)
     kept = compare(reading.rows, earlier)
     read = len(paths) - len(reading.unreadable) - len(reading.empty)

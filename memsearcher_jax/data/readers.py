@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Container, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Collection, Container, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,15 @@ CHUNK_WORDS = 640
 """Words of a chunk of a conversation, at most. With four tokens for each it fits Mem-alpha's 2,560 tokens."""
 
 
+@dataclass(frozen=True)
+class ProblemRow:
+    """A row of a file."""
+
+    where: str  # "file:line"
+    fields: dict[str, Any]  # as published
+    problem: Problem
+
+
 def read_problems(
     path: str | Path, on_malformed: Callable[[str], object] | None = None, chunk_words: int = CHUNK_WORDS
 ) -> list[Problem]:
@@ -51,23 +60,36 @@ def read_problems(
       MalformedRow: a row cannot be parsed, lacks a field or repeats an id; the message names the file and the line.
       ValueError: the file holds no usable row, or is damaged.
     """
-    path = Path(path)
-    problems: dict[str, Problem] = {}
-    rows = {".parquet": parquet_rows, ".json": _json_rows}.get(path.suffix, numbered_lines)(path)
+    return [row.problem for row in read_rows(Path(path), on_malformed, chunk_words)]
+
+
+def read_rows(
+    path: Path,
+    on_malformed: Callable[[str], object] | None = None,
+    chunk_words: int = CHUNK_WORDS,
+    extra_columns: Collection[str] = (),
+) -> Iterator[ProblemRow]:
+    """The rows of a file one after the other; `extra_columns` of parquet are read, too. Raises as `read_problems`."""
+    ids = set[str]()
+    if path.suffix == ".parquet":
+        rows: Iterator[tuple[str, Any]] = parquet_rows(path, PARQUET_COLUMNS | set(extra_columns))
+    else:
+        rows = _json_rows(path) if path.suffix == ".json" else numbered_lines(path)
     for where, row in rows:
         try:
-            problem = _problem(where, row, path, chunk_words)
-            if problem.id in problems:
+            fields = parse_object(where, row) if isinstance(row, bytes) else row
+            problem = _problem(where, fields, path, chunk_words)
+            if problem.id in ids:
                 raise MalformedRow(f'{where}: id "{problem.id}" occurs twice')
         except MalformedRow as error:
             if on_malformed is None:
                 raise
             on_malformed(str(error))
             continue
-        problems[problem.id] = problem
-    if not problems:
+        ids.add(problem.id)
+        yield ProblemRow(where, fields, problem)
+    if not ids:
         raise ValueError(f"{path}: holds no questions")
-    return list(problems.values())
 
 
 def with_source(problem: Problem, source: str) -> Problem:
@@ -120,8 +142,7 @@ def parquet_rows(path: Path, names: Container[str] = PARQUET_COLUMNS) -> Iterato
         raise ValueError(f"{path}: not a readable parquet file after row {number} ({reason})") from error
 
 
-def _problem(where: str, row: Any, path: Path, chunk_words: int) -> Problem:
-    fields = parse_object(where, row) if isinstance(row, bytes) else row
+def _problem(where: str, fields: Any, path: Path, chunk_words: int) -> Problem:
     if not isinstance(fields, dict):
         raise MalformedRow(f"{where}: a JSON object is needed, found {type(fields).__name__}")
     if isinstance(fields.get("context"), str) and "supporting_facts" not in fields:
@@ -150,9 +171,9 @@ def _question_problem(where: str, row: dict[str, Any]) -> Problem:
     if not isinstance(metadata, dict | None):
         raise MalformedRow(f'{where}: field "metadata" must be an object, found {type(metadata).__name__}')
     metadata = {name: value for name, value in (metadata or {}).items() if name != "objectives"}  # of joined questions
-    if field == "answer":
-        titles = _supporting_titles(where, row)
-        metadata |= {"supporting_titles": titles} if titles else {}
+    titles = _supporting_titles(where, row) if field == "answer" else _titles_of_steps(metadata)
+    if titles:
+        metadata = {"supporting_titles": titles} | metadata
     if "question" not in row:
         raise MalformedRow(f'{where}: no field "question": it holds the question alone, without a template')
     problem = Problem(
@@ -215,11 +236,11 @@ def _supporting_titles(where: str, row: dict[str, Any]) -> list[Any]:
     """Titles in pairs with a sentence, or of records, and those of paragraphs; each of them once."""
     titles = []
     try:
-        for fact in _records(row.get("supporting_facts")):
+        for fact in records(row.get("supporting_facts")):
             if not isinstance(fact, dict | list):  # of a text, 0 would be its first letter
                 raise TypeError(f"a supporting fact is {type(fact).__name__}")
             titles.append(fact["title"] if isinstance(fact, dict) else fact[0])
-        for paragraph in _records(row.get("paragraphs")):
+        for paragraph in records(row.get("paragraphs")):
             if isinstance(paragraph, dict) and paragraph.get("is_supporting"):
                 titles.append(paragraph["title"])
         return list(dict.fromkeys(titles))
@@ -228,7 +249,18 @@ def _supporting_titles(where: str, row: dict[str, Any]) -> list[Any]:
         raise MalformedRow(f"{where}: supporting_facts or paragraphs name no titles ({reason:.200})") from error
 
 
-def _records(value: Any) -> Any:
+def _titles_of_steps(metadata: dict[str, Any]) -> list[str]:
+    """The titles of the paragraphs that support the steps of a question, as FlashRAG writes them for MuSiQue."""
+    steps = metadata.get("question_decomposition")
+    titles = list[str]()
+    for step in steps if isinstance(steps, list) else ():
+        paragraph = step.get("support_paragraph") if isinstance(step, dict) else None
+        if isinstance(paragraph, dict) and isinstance(paragraph.get("title"), str):
+            titles.append(paragraph["title"])
+    return list(dict.fromkeys(titles))
+
+
+def records(value: Any) -> Any:
     """A list, given as one, as JSON text or as columns, in which Hugging Face's datasets stores records; else []."""
     if isinstance(value, str):
         value = json.loads(value) if value.startswith(("[", "{")) else []

@@ -65,12 +65,14 @@ class CorpusContent:
 
 def audit(
     problems: Sequence[Problem],
-    searcher: Searcher,
+    searcher: Searcher | None,
     passages: Iterable[Passage] | None,
     on_passages: Callable[[int], None] = lambda read: None,
     on_questions: Callable[[int], None] = lambda searched: None,
 ) -> list[Audited]:
-    """Read the whole corpus once, and search every question and its oracle query; `passages` None: it is not known.
+    """Read the whole corpus once, and search every question and its oracle query.
+
+    Without `passages` the corpus is not known; without a `searcher` nothing is searched.
 
     The callbacks receive numbers so far. Raises as `Searcher.search`.
     """
@@ -83,6 +85,8 @@ def audit(
             titles.update(map(_normal, problem.supporting_titles))
         content = _scan(passages, needles, titles, on_passages)
     audited = list[Audited]()
+    if searcher is None:
+        return [_audit_problem(problem, content, {}) for problem in problems]
     for start in range(0, len(problems), MAX_BATCH):
         batch = problems[start : start + MAX_BATCH]
         of_questions = searcher.search([problem.question for problem in batch], DEPTHS[-1])

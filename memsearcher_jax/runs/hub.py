@@ -74,6 +74,12 @@ def local_root(root: str) -> str:
     return _download(reference) if reference else root
 
 
+def local_file(name: str, flag: str) -> Path:
+    """The path of a file, which may be hf://datasets/OWNER/NAME/FILE or hf://datasets/OWNER/NAME@REVISION/FILE."""
+    reference = _reference(CORPUS, name, flag)
+    return Path(_download(reference) if reference else name)
+
+
 def small_files(model: str, flag: str, files: Sequence[str]) -> Path | None:
     """The local directory of a model, which `flag` names, with these files; None if it lacks the first of them."""
     reference = _reference("model.path", model, flag)

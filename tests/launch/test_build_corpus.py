@@ -1,12 +1,16 @@
 """The command that turns documents into a corpus, and a search over its result."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from memsearcher_jax.data.config import DataConfig
 from memsearcher_jax.data.documents import READERS
+from memsearcher_jax.data.problems import load
 from memsearcher_jax.launch import build_corpus, build_index
 from tests.data.document_files import write_pdf
+from tests.data.test_paragraphs import FORMS, KERN, KESTREL, OTHER, write
 
 pytest.importorskip("pypdfium2")
 pytest.importorskip("bs4")
@@ -112,3 +116,57 @@ def test_what_documents_lose_has_a_line(folder, tmp_path, capsys):
     texts = [row["contents"] for row in corpus_rows(corpus)]
     assert texts == ['"paper"\nA page with text.', '"Rivers"\nThe Aare flows.', '"towns"\nBern.\n\nA note.']
     assert json.loads(result.read_text())["left_out"]["data of embedded images"] == 1
+
+
+def test_a_corpus_of_published_questions(tmp_path, capsys, monkeypatch):
+    """The paragraphs become passages, the questions a file to train with, and the audit says what they lack."""
+    kind, row = FORMS["hotpotqa"]
+    hopeless = row | {"_id": "h", "question": "Who sank her?", "answer": "Bo", "supporting_facts": [["Nowhere", 0]]}
+    write(tmp_path, kind, [row, hopeless], "dev")
+    monkeypatch.setattr("memsearcher_jax.runs.hub.local_file", lambda name, flag: tmp_path / Path(name).name)
+    corpus, result = tmp_path / "made" / "corpus.jsonl", tmp_path / "result.json"
+    corpus.parent.mkdir()
+    argv = ["--questions", "hf://datasets/owner/hotpot/dev.json", "--out", str(corpus), "--json", str(result)]
+    build_corpus.main(argv)
+    printed = capsys.readouterr().out
+    assert [json.loads(line)["contents"] for line in corpus.read_text().splitlines()] == [
+        f'"{paragraph.title}"\n{paragraph.text}' for paragraph in (KESTREL, OTHER, KERN)
+    ]
+    questions = load(DataConfig(train=(str(corpus.parent / "corpus.dev.jsonl"),)), tmp_path / "data").train
+    assert [problem.id for problem in questions] == ["q", "h"]
+    assert questions[0].supporting_titles == (KESTREL.title, KERN.title)
+    (excluded,) = corpus_rows(corpus.parent / "corpus.hopeless.jsonl")
+    assert excluded["id"] == "h" and len(excluded["reasons"]) == 2
+    assert "corpus.hopeless.jsonl: 1 of 2 questions, to leave out with --data.exclude" in printed
+    assert f"--retrieval.corpus {corpus} --data.train {corpus.parent}/corpus.dev.jsonl" in printed
+    numbers = json.loads(result.read_text())
+    assert (numbers["passages"], numbers["hopeless"], numbers["repeated_paragraphs"]) == (3, 1, 3)
+    assert numbers["searched"]["answers"]["oracle@5"] == 0.5
+    build_corpus.main(argv)
+    assert "3 passages are as before, 0 are new, and 0 are no longer there" in capsys.readouterr().out
+
+
+def test_long_files_are_searched_in_part(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("memsearcher_jax.launch.question_corpus.SEARCHED_QUESTIONS", 2)
+    kind, row = FORMS["musique"]
+    file = write(tmp_path, kind, [row | {"id": f"q{number}"} for number in range(5)])
+    build_corpus.main(["--questions", str(file), "--out", str(tmp_path / "c.jsonl")])
+    printed = capsys.readouterr().out
+    assert "2 of them" in printed and "c.hopeless.jsonl: 0 of 5 questions" in printed
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "give either a folder of documents, or --questions FILE"),
+        (["FOLDER", "--questions", "q.json"], "give either a folder of documents, or --questions FILE"),
+        (["--questions", "q.json", "--max_words", "9"], "--max_words is of documents"),
+        (["--questions", "none.json"], "none.json: no such file"),
+        (["--questions", "a/q.json", "b/q.json"], "two files have one name"),
+    ],
+)
+def test_flags_that_contradict_each_other(folder, tmp_path, capsys, argv, message):
+    argv = [str(folder) if word == "FOLDER" else word for word in argv]
+    with pytest.raises(SystemExit):
+        build_corpus.main([*argv, "--out", str(tmp_path / "c.jsonl")])
+    assert message in capsys.readouterr().err

@@ -76,6 +76,14 @@ def test_a_corpus_is_one_file_of_a_dataset(hub):
         hub_module.local(hub_module.pinned(missing))
 
 
+def test_a_file_of_a_dataset_or_of_this_machine(hub, tmp_path):
+    hub.add("datasets/owner/questions", {"dev.json": b"[]"})
+    assert hub_module.local_file("hf://datasets/owner/questions/dev.json", "--questions").read_bytes() == b"[]"
+    assert hub_module.local_file(str(tmp_path / "q.json"), "--questions") == tmp_path / "q.json"
+    with pytest.raises(OSError, match=r"--questions hf://datasets/owner/questions/train.json"):
+        hub_module.local_file("hf://datasets/owner/questions/train.json", "--questions")
+
+
 def test_the_benchmarks_of_a_dataset(hub):
     question = json.dumps({"id": "1", "question": "Who?", "golden_answers": ["A"]}).encode() + b"\n"
     hub.add("datasets/owner/data", {"nq/test.jsonl": question, "retrieval-corpus/wiki.jsonl": b""})
