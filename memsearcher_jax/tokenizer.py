@@ -286,7 +286,7 @@ class ChatTokenizer:
         kept = ids if finish is FinishReason.LENGTH else ids[:-1]
         return Completion(self._template.decode(list(kept), skip_special_tokens=False), finish)
 
-    def transcript(self, ids: Sequence[int]) -> str:
+    def transcript(self, ids: Sequence[int] | np.ndarray) -> str:
         """A context as ChatML text in which only special tokens read as markup.
 
         Plain decoding would turn a page's text `<|im_start|>` into the markup that it imitates, and deceive a parser of
@@ -294,7 +294,7 @@ class ChatTokenizer:
         """
         markup = re.compile("|".join(map(re.escape, {*self._specials.values(), *CHATML_TOKENS})))
         shown = []
-        for special, run in groupby(ids, self._specials.__contains__):
+        for special, run in groupby(np.asarray(ids).tolist(), self._specials.__contains__):
             if special:
                 shown += [self._specials[id] for id in run]
             else:

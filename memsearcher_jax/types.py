@@ -15,6 +15,9 @@ from html import unescape
 from typing import Any, Literal, Protocol, get_args
 from unicodedata import normalize
 
+import numpy as np
+import numpy.typing as npt
+
 # Problems: what is asked, and the golden answers.
 
 
@@ -341,15 +344,39 @@ Workflow = Generator[Generate | Search | Call, Any, Outcome]
 # Trajectories: what training, logs and reports have of a finished workflow.
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Context:
-    """The exact tokens of one context in the sampler; `ids`, `logprobs` and `sampled` have one entry per token."""
+    """The exact tokens of one context in the sampler: arrays with one entry per token, which cannot be changed.
 
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]  # of the sampling policy on sampled tokens, 0 elsewhere
-    sampled: tuple[bool, ...]  # True on tokens that the policy generated: the loss mask
+    Sequences are taken for arrays. Contexts are equal if all of their entries are.
+    """
+
+    ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]  # of the sampling policy on sampled tokens, 0 elsewhere
+    sampled: npt.NDArray[np.bool_]  # True on tokens that the policy generated: the loss mask
     version: int = 0  # of the one policy that sampled it: training steps before it
-    memory: tuple[bool, ...] = ()  # True on sampled tokens of memories; () if training does not tell them apart
+    # True on sampled tokens of memories; empty if training does not tell them apart.
+    memory: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+
+    def __post_init__(self) -> None:
+        for name, dtype in (("ids", np.int32), ("logprobs", np.float32), ("sampled", np.bool_), ("memory", np.bool_)):
+            array = np.array(getattr(self, name), dtype)
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Context) or self.version != other.version:
+            return False
+        pairs = (
+            (self.ids, other.ids),
+            (self.sampled, other.sampled),
+            (self.memory, other.memory),
+            (self.logprobs, other.logprobs),
+        )
+        return all(np.array_equal(own, others) for own, others in pairs)
+
+    def __hash__(self) -> int:
+        return hash((self.ids.tobytes(), self.version))
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,7 @@ PACKAGES["serving"] = LIBRARIES | {RUNS, RL, "fastapi", "pydantic", "starlette",
 SETTINGS = {f"{PACKAGE}.{name}.config" for name in (*PACKAGES, "agent.memalpha")}
 MODULES = {
     **{name: set() for name in ("__init__", *NAMES)},
+    "types": {"numpy"},
     "ranges": {"annotated_types"},
     "canonical": {TYPES},
     "tokenizer": {AGENT, MODEL, TYPES, "numpy", "tokenizers"},

@@ -36,6 +36,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from memsearcher_jax.jsonl import encode_float, encode_floats, encode_line, numbered_lines, parse_object
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.typed_json import decode
@@ -171,7 +173,7 @@ def decode_trajectory(where: str, line: bytes) -> ScoredTrajectory:
         for context in scored.trajectory.contexts:
             if not len(context.ids) == len(context.logprobs) == len(context.sampled):
                 raise ValueError("a context's ids, logprobs and sampled differ in length")
-            if context.memory and len(context.memory) != len(context.ids):
+            if len(context.memory) not in (0, len(context.ids)):
                 raise ValueError("a context's ids and memory differ in length")
         return scored
     except (TypeError, ValueError, OverflowError) as error:
@@ -181,13 +183,13 @@ def decode_trajectory(where: str, line: bytes) -> ScoredTrajectory:
 def encode_context(context: Context) -> dict[str, Any]:
     """The context as plain JSON."""
     record = {
-        "ids": context.ids,
-        "logprobs": encode_floats(context.logprobs),
-        "sampled": list(map(int, context.sampled)),
+        "ids": context.ids.tolist(),
+        "logprobs": encode_floats(context.logprobs.tolist()),
+        "sampled": context.sampled.astype(int).tolist(),
         "version": context.version,
     }
-    if context.memory:
-        record["memory"] = list(map(int, context.memory))
+    if len(context.memory):
+        record["memory"] = context.memory.astype(int).tolist()
     return record
 
 
@@ -263,10 +265,5 @@ def context_lengths(trajectory: Trajectory) -> tuple[int, ...]:
 
 def _ends_of_runs(context: Context) -> list[int]:
     """Where the runs of sampled tokens end."""
-    ends = []
-    sampled = context.sampled
-    for length in range(1, len(sampled) + 1):
-        next_is_sampled = length < len(sampled) and sampled[length]
-        if sampled[length - 1] and not next_is_sampled:
-            ends.append(length)
-    return ends
+    ends_C = context.sampled & ~np.append(context.sampled[1:], False)
+    return (1 + np.flatnonzero(ends_C)).tolist()

@@ -12,9 +12,13 @@ from functools import cache, partial
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from memsearcher_jax.jsonl import decode_float
 
 Decoder = Callable[[Any], Any]
+ELEMENTS = {np.int32: int, np.float32: float, np.bool_: bool}
+"""The types of arrays, and those of their entries in JSON."""
 JSON_NAMES = {int: "whole number", bool: "flag", str: "text", list: "list", dict: "object"}
 
 
@@ -22,7 +26,7 @@ def decode(kind: Any, value: Any) -> Any:
     """A JSON value as `kind`: a dataclass, or the type of a field of one.
 
     Fields are int, bool (also 0 and 1), float (also a name of `jsonl.NON_FINITE`), str, Any, an enumeration, a
-    dataclass, `tuple[X, ...]`, `dict[str, X]` and `X | None`.
+    dataclass, `tuple[X, ...]`, `dict[str, X]`, `X | None` and arrays of int32, float32 and bool.
 
     Raises TypeError or ValueError for a value of another type, a missing field or an unknown one; the message begins
     with the names of the fields that lead to it.
@@ -50,6 +54,9 @@ def _decoder(kind: Any) -> Decoder:
         return partial(_decode_optional, _decoder(inner))
     if origin is tuple:
         return partial(_decode_tuple, _decoder(get_args(kind)[0]))
+    if origin is np.ndarray:
+        (dtype,) = get_args(get_args(kind)[1])
+        return partial(_decode_array, _decoder(ELEMENTS[dtype]), dtype)
     if origin is dict:
         inner = get_args(kind)[1]
         return partial(_decode_dict, _decode_count if inner is int else _decoder(inner))
@@ -74,6 +81,11 @@ def _decode_optional(inner: Decoder, value: Any) -> Any:
 
 def _decode_tuple(inner: Decoder, value: Any) -> tuple[Any, ...]:
     return tuple(map(inner, _checked(list, value)))
+
+
+def _decode_array(inner: Decoder, dtype: Any, value: Any) -> np.ndarray:
+    """Raises OverflowError for a whole number that the type does not hold."""
+    return np.array(list(map(inner, _checked(list, value))), dtype)
 
 
 def _decode_dict(inner: Decoder, value: Any) -> dict[str, Any]:

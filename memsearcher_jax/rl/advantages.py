@@ -117,24 +117,23 @@ def trained_tokens(context: Context, train_on: TrainOn) -> np.ndarray:
 
     Raises ValueError for a context that does not tell the kinds apart.
     """
-    sampled = np.asarray(context.sampled, bool)
+    sampled = context.sampled
     if train_on == "all":
         return sampled
-    if not context.memory:
+    if not len(context.memory):
         raise ValueError(f"training.train_on {train_on} needs contexts whose memories are marked, and one is not")
-    memory = np.asarray(context.memory, bool)
-    return sampled & memory if train_on == "memories" else sampled & ~memory
+    return sampled & context.memory if train_on == "memories" else sampled & ~context.memory
 
 
 def _example(numbered: NumberedContext, trained: np.ndarray, advantage: float, is_correct: bool) -> TrainingExample:
     context = numbered.context
     return TrainingExample(
-        ids=np.asarray(context.ids, np.int32),
-        logprobs=np.asarray(context.logprobs, np.float32),
+        ids=context.ids,
+        logprobs=context.logprobs,
         sampled=trained,
         advantage=advantage,
         number=numbered.position,
         correct=is_correct,
         version=context.version,
-        memory=np.asarray(context.memory, bool) if context.memory else None,
+        memory=context.memory if len(context.memory) else None,
     )

@@ -300,7 +300,7 @@ def _drain(events: queue.SimpleQueue, *, wait: bool) -> list[_Generation | _Ende
 def _rollout(ended: _Ended, version: int) -> Rollout:
     """The trajectory of a harness that has ended: all contexts with a reply."""
     contexts = tuple(
-        Context(tuple(context.ids.tolist()), tuple(context.logprobs.tolist()), tuple(context.sampled.tolist()), version)
+        Context(context.ids, context.logprobs, context.sampled, version)
         for context in ended.session.contexts
         if context.sampled.any()
     )

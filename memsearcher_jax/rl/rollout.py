@@ -354,10 +354,12 @@ class RolloutDriver:
     def _close_context(self, workflow: _Running) -> None:
         if workflow.has_context:
             context = self.engine.scheduler.pop_context(workflow.slot)
-            memory = _memory_mask(context.sampled, workflow.generations) if self.records_memory else ()
+            memory = np.zeros(0, bool)
+            if self.records_memory:
+                memory = _memory_mask(context.sampled, workflow.generations)
             recorded = Context(context.ids, context.logprobs, context.sampled, workflow.version, memory)
             workflow.contexts.append(recorded)
-            workflow.kept_tokens += sum(context.sampled)
+            workflow.kept_tokens += int(np.count_nonzero(context.sampled))
         workflow.has_context = False
 
     def _finish(self, workflow: _Running, outcome: Outcome) -> Rollout:
@@ -367,7 +369,7 @@ class RolloutDriver:
         return Rollout(tuple(workflow.contexts), tuple(workflow.responses), outcome)
 
 
-def _memory_mask(sampled: Sequence[bool], generations: Sequence[_SampledTokens]) -> tuple[bool, ...]:
+def _memory_mask(sampled: np.ndarray, generations: Sequence[_SampledTokens]) -> np.ndarray:
     """True on the sampled tokens that generations of memories added; the generations are in their order."""
     memory = np.zeros(len(sampled), bool)
     positions = np.flatnonzero(sampled)
@@ -375,7 +377,7 @@ def _memory_mask(sampled: Sequence[bool], generations: Sequence[_SampledTokens])
     for generation in generations:
         memory[positions[first : first + generation.count]] = generation.kind == "memory"
         first += generation.count
-    return tuple(memory.tolist())
+    return memory
 
 
 def _stop_or_progress(

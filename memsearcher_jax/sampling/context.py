@@ -15,11 +15,11 @@ FindStop = Callable[[Sequence[int]], int | None]
 
 @dataclass(frozen=True)
 class RecordedContext:
-    """A finished context, one entry per token."""
+    """A finished context: arrays with one entry per token."""
 
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]  # 0 where not sampled
-    sampled: tuple[bool, ...]
+    ids: np.ndarray  # int32
+    logprobs: np.ndarray  # float32; 0 where not sampled
+    sampled: np.ndarray  # bool
 
 
 class Context:
@@ -78,5 +78,8 @@ class Context:
 
     def record(self) -> RecordedContext:
         """The context as it is now."""
-        arrays = (self.ids_C, self.logprob_C, self.sampled_C)
-        return RecordedContext(*(tuple(x_C[: self.length].tolist()) for x_C in arrays))
+        return RecordedContext(
+            ids=self.ids_C[: self.length].copy(),
+            logprobs=self.logprob_C[: self.length].copy(),
+            sampled=self.sampled_C[: self.length].copy(),
+        )

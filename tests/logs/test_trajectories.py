@@ -44,9 +44,9 @@ def several(one):
 queries, passages = several(st.builds(Query, text, st.integers())), several(st.builds(Passage, text, text, number))
 results = several(st.builds(SearchResult, passages, text))
 turns = st.builds(Turn, text, text, several(text), queries, results, text, text, text)
-columns = st.lists(st.tuples(st.integers(0, 152_063), number, st.booleans()), max_size=5).map(
-    lambda tokens: tuple(zip(*tokens, strict=True)) if tokens else ((),) * 3
-)
+columns = st.lists(
+    st.tuples(st.integers(0, 152_063), st.floats(allow_nan=False, width=32), st.booleans()), max_size=5
+).map(lambda tokens: tuple(zip(*tokens, strict=True)) if tokens else ((),) * 3)
 contexts = st.builds(lambda columns, version: Context(*columns, version), columns, st.integers(0, 9))
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | text, lambda inner: st.lists(inner) | st.dictionaries(text, inner)

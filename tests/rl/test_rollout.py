@@ -51,6 +51,11 @@ def two_turns(problem):
     return Outcome(StopReason.ANSWERED, answer="".join(reply.text for reply in completions))
 
 
+def ids_of(trajectory):
+    """The ids of each context."""
+    return [context.ids.tolist() for context in trajectory.contexts]
+
+
 def run_rollouts(engine, params, workflow, problems=PROBLEMS, rollouts=2, searcher=None):
     driver = RolloutDriver(engine, TOKENIZER, workflow, {"": search_backend(searcher)} if searcher else BACKENDS)
     done, _ = driver.trajectories(make_jobs(problems, rollouts), params, KEY, lambda line: None)
@@ -80,7 +85,7 @@ def test_every_problem_has_its_rollouts_and_every_context_its_ids(trajectories):
         for turn, context in enumerate(trajectory.contexts):
             opening = f"<|im_start|>user\n{trajectory.problem.question} memory {turn}<|im_end|>\n"
             ids = TOKENIZER.encode_trusted(opening)
-            assert context.ids[: len(ids)] == ids
+            assert tuple(context.ids[: len(ids)]) == ids
             assert not any(context.sampled[: len(ids)])
             assert sum(context.sampled) <= 11
         assert trajectory.transcript == TOKENIZER.transcript(trajectory.contexts[-1].ids)
@@ -101,7 +106,7 @@ def test_rollouts_of_a_problem_differ_and_are_reproducible(engine, params, traje
 def test_a_trajectory_does_not_depend_on_the_other_problems(engine, params, trajectories):
     alone = run_rollouts(engine, params, two_turns, PROBLEMS[:1], rollouts=2)
     for ours, theirs in zip(alone, trajectories[:2], strict=True):
-        assert [context.ids for context in ours.contexts] == [context.ids for context in theirs.contexts]
+        assert ids_of(ours) == ids_of(theirs)
         for mine, other in zip(ours.contexts, theirs.contexts, strict=True):
             np.testing.assert_allclose(mine.logprobs, other.logprobs, atol=1e-5)
 
@@ -150,9 +155,9 @@ def test_overrides_of_a_request(engine, params, trajectories):
 
     def run(*arguments):
         (trajectory,) = run_rollouts(engine, params, lambda problem: overridden(problem, *arguments), PROBLEMS[:1], 1)
-        return [context.ids for context in trajectory.contexts]
+        return ids_of(trajectory)
 
-    expected = [context.ids for context in trajectories[1].contexts]
+    expected = ids_of(trajectories[1])
     assert run(1, 1.0, 9) == expected
     assert max(seen) == 6
     assert run(1, 0.0, 9) == run(2, 0.0, 9) != expected
@@ -179,7 +184,7 @@ def test_an_engine_per_replica_gives_the_same_trajectories(params, trajectories)
     replicas = Engine(NANO, settings, TOKENIZER.stop_ids, mesh)
     placed = jax.device_put(params, sharding.param_shardings(NANO, mesh))
     for single, replicated in zip(trajectories, run_rollouts(replicas, placed, two_turns), strict=True):
-        assert [context.ids for context in single.contexts] == [context.ids for context in replicated.contexts]
+        assert ids_of(single) == ids_of(replicated)
         assert single.outcome == replicated.outcome
 
 

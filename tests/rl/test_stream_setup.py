@@ -72,7 +72,7 @@ def test_streams_are_read_questioned_and_trained(one_device, params):
         for context, turn, chunk in zip(trajectory.contexts, trajectory.outcome.turns, stream.chunks, strict=True):
             segments = TOKENIZER.prompt(PROMPTS.chunk_prompt(turn.memory, chunk))
             ids = tuple(id for segment in segments for id in segment)
-            assert context.ids[: len(ids)] == ids and not any(context.sampled[: len(ids)])
+            assert tuple(context.ids[: len(ids)]) == ids and not any(context.sampled[: len(ids)])
             assert all(context.sampled[len(ids) :]) and 1 <= len(context.ids) - len(ids) <= 12
         assert trajectory.outcome.counts["questions"] == 3 and 0 <= scored.scores["accuracy"] <= 1
         assert trajectory.outcome.answer.count("\n") == 2

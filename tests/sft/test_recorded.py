@@ -66,8 +66,9 @@ def test_what_is_trained_is_what_was_recorded(tmp_path_factory, trajectories):
         return
     path.write_bytes(compress_trajectories([scored(str(n), contexts=one) for n, one in enumerate(trajectories)]))
     data = read(str(path), trajectories_per_step=0)
-    found = [[(tuple(one.ids), tuple(one.sampled)) for one in recorded.examples] for recorded in data.train]
-    assert found == [[(one.ids, one.sampled) for one in contexts] for contexts in kept if contexts]
+    found = [[(one.ids.tolist(), one.sampled.tolist()) for one in recorded.examples] for recorded in data.train]
+    expected = [[(one.ids.tolist(), one.sampled.tolist()) for one in contexts] for contexts in kept if contexts]
+    assert found == expected
     assert data.left_out["contexts without a sampled token"] == sum(map(len, trajectories)) - sum(map(len, kept))
 
 
