@@ -83,6 +83,8 @@ def has_accelerator() -> bool:
 
 
 def print_skipped(problems: ProblemSplits) -> None:
-    """Prints to stderr how many rows of the question files were skipped, with the reason of the first."""
+    """Prints to stderr how many rows of the question files were skipped or left out, and why."""
     if problems.skipped:
         print(f"skipped {len(problems.skipped)} malformed rows; the first: {problems.skipped[0]}", file=sys.stderr)
+    for message in problems.left_out:
+        print(message, file=sys.stderr)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ class ProblemFile:
     split: str  # "train" or "test"
     path: Path
     benchmark: str  # "" for a file that is named by its path
+    name: str = ""  # the source of its problems that name none; "" if it is the only file of its split
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class ProblemSplits:
     train: Sequence[Problem]
     test: Sequence[Problem]
     skipped: tuple[str, ...] = ()  # one message per malformed row
+    left_out: tuple[str, ...] = ()  # one message for each setting that leaves problems out
 
 
 def load(config: DataConfig, directory: Path) -> ProblemSplits:
@@ -48,7 +50,10 @@ def load(config: DataConfig, directory: Path) -> ProblemSplits:
     excluded_ids = _read_ids(Path(config.exclude)) if config.exclude else frozenset[str]()
     if excluded_ids:
         _check_excluded(config.exclude, excluded_ids, train)
-    return ProblemSplits(_selected(config, train, excluded_ids), _selected(config, test), tuple(skipped))
+    left_out = list[str]()
+    selected_train = _selected(config, "train", train, left_out, excluded_ids)
+    selected_test = _selected(config, "test", test, left_out)
+    return ProblemSplits(selected_train, selected_test, tuple(skipped), tuple(left_out))
 
 
 def _check_excluded(file: str, excluded_ids: frozenset[str], train: Sequence[Problem]) -> None:
@@ -71,6 +76,8 @@ def _stored(config: DataConfig, directory: Path, skipped: list[str]) -> Mapping[
         of_file = read_problems(file.path, on_malformed, config.chunk_words)
         if file.benchmark:
             of_file = [with_source(problem, file.benchmark) for problem in of_file]
+        elif file.name:
+            of_file = [_named(problem, file.name) for problem in of_file]
         problems[file.split] += of_file
     from memsearcher_jax.data.tfds_builder import store  # takes seconds to import
 
@@ -81,10 +88,28 @@ def _problem_files(config: DataConfig) -> list[ProblemFile]:
     """The files of all entries. All are resolved before the first is read, which may take minutes."""
     files = []
     for split, entries in (("train", config.train), ("test", config.test)):
+        of_split = list[ProblemFile]()
         for entry in entries:
             path, benchmark = resolve(entry, split, config.root)
-            files.append(ProblemFile(split, path, benchmark))
+            of_split.append(ProblemFile(split, path, benchmark))
+        if len(of_split) > 1:
+            names = _file_names([file.path for file in of_split])
+            of_split = [replace(file, name=name) for file, name in zip(of_split, names, strict=True)]
+        files += of_split
     return files
+
+
+def _file_names(paths: Sequence[Path]) -> list[str]:
+    """What tells the files apart: their names without suffix, or these with the folder in front."""
+    stems = [path.name.removesuffix(".gz").rpartition(".")[0] or path.name for path in paths]
+    if len(set(stems)) == len(stems):
+        return stems
+    return [f"{path.absolute().parent.name}/{stem}" for path, stem in zip(paths, stems, strict=True)]
+
+
+def _named(problem: Problem, name: str) -> Problem:
+    """The problem with this source, unless it names one: evaluations have a row for each source."""
+    return problem if "source" in problem.metadata else replace(problem, metadata={**problem.metadata, "source": name})
 
 
 def make_problems(config: DataConfig) -> dict[str, tuple[Problem, ...]]:
@@ -98,14 +123,33 @@ def make_problems(config: DataConfig) -> dict[str, tuple[Problem, ...]]:
 
 
 def _selected(
-    config: DataConfig, problems: Sequence[Problem], excluded_ids: frozenset[str] = frozenset()
+    config: DataConfig,
+    split: str,
+    problems: Sequence[Problem],
+    left_out: list[str],
+    excluded_ids: frozenset[str] = frozenset(),
 ) -> Sequence[Problem]:
-    """The problems of data.questions that are not excluded, joined as data.objectives says."""
+    """The problems of data.questions that are not excluded, joined as data.objectives says.
+
+    `left_out` gets a message for each of these settings that leaves problems out.
+    """
     selected = problems
-    if excluded_ids or config.questions != "all":  # else they stay on disk
-        selected = [problem for problem in of_kind(problems, config.questions) if problem.id not in excluded_ids]
+    if excluded_ids:  # else they stay on disk
+        selected = [problem for problem in selected if problem.id not in excluded_ids]
+        left_out.append(
+            f"data.exclude leaves out {len(problems) - len(selected):,} of {len(problems):,} {split} problems"
+        )
+    if config.questions != "all":
+        given = len(selected)
+        selected = of_kind(selected, config.questions)
+        if given > len(selected):
+            count = f"{given - len(selected):,} of {given:,} {split} questions"
+            left_out.append(f"data.questions {config.questions} leaves out {count}, which can be guessed")
     if config.objectives > 1:
+        rest = len(selected) % config.objectives
         selected = _joined(selected, config.objectives)
+        if rest:
+            left_out.append(f"data.objectives {config.objectives} leaves out a rest of {rest} {split} questions")
     if problems and not selected:
         raise ValueError(f"data.exclude, data.questions or data.objectives leaves none of {len(problems)} problems")
     return selected

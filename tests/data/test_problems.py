@@ -348,3 +348,37 @@ def test_problems_of_a_file_are_left_out_of_training(tmp_path):
     for selection in ({"exclude": str(tmp_path / "q.jsonl")}, {"objectives": 5}):
         with pytest.raises(ValueError, match=r"data\.objectives leaves none of 4 problems"):
             load(DataConfig(train=files, **selection), tmp_path / "data")
+
+
+def test_what_settings_leave_out_has_a_line(tmp_path):
+    rows = [{"id": str(number), "question": "Is it so?", "golden_answers": ["yes"]} for number in range(2)]
+    rows += [{"id": f"s{number}", "question": "Where?", "golden_answers": [f"Town {number}"]} for number in range(4)]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "exclude.jsonl").write_text('{"id": "s0"}\n')
+    config = DataConfig(train=(str(tmp_path / "q.jsonl"),), test=(str(tmp_path / "q.jsonl"),), questions="span")
+    config = replace(config, exclude=str(tmp_path / "exclude.jsonl"), objectives=2)
+    assert load(config, tmp_path / "data").left_out == (
+        "data.exclude leaves out 1 of 6 train problems",
+        "data.questions span leaves out 2 of 5 train questions, which can be guessed",
+        "data.objectives 2 leaves out a rest of 1 train questions",
+        "data.questions span leaves out 2 of 6 test questions, which can be guessed",
+    )
+    assert load(DataConfig(train=(str(tmp_path / "q.jsonl"),)), tmp_path / "data").left_out == ()
+
+
+def test_each_of_several_files_is_a_source(tmp_path):
+    """An evaluation has a row for each; a file alone, a benchmark and a row that names its source are as before."""
+    question = {"id": "1", "question": "Where?", "golden_answers": ["There"]}
+    for name in ("a/easy.jsonl", "a/hard.v2.jsonl", "b/easy.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        rows = [question, question | {"id": "2", "data_source": "nq"}]
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def sources(*names):
+        problems = load(DataConfig(test=tuple(str(tmp_path / name) for name in names)), tmp_path / "data").test
+        return [problem.metadata.get("source") for problem in problems], [problem.id for problem in problems]
+
+    assert sources("a/easy.jsonl") == ([None, "nq"], ["1", "nq/2"])
+    assert sources("a/easy.jsonl", "a/hard.v2.jsonl")[0] == ["easy", "nq", "hard.v2", "nq"]
+    assert sources("a/easy.jsonl", "b/easy.jsonl")[0] == ["a/easy", "nq", "b/easy", "nq"]
+    assert sources("a/easy.jsonl", "b/easy.jsonl")[1] == ["1", "nq/2"] * 2
