@@ -174,6 +174,9 @@ def _question_problem(where: str, row: dict[str, Any]) -> Problem:
     titles = _supporting_titles(where, row) if field == "answer" else _titles_of_steps(metadata)
     if titles:
         metadata = {"supporting_titles": titles} | metadata
+    stated = metadata.get("supporting_titles")
+    if isinstance(stated, list):  # as titles of passages are written
+        metadata["supporting_titles"] = [canonical(title) if isinstance(title, str) else title for title in stated]
     if "question" not in row:
         raise MalformedRow(f'{where}: no field "question": it holds the question alone, without a template')
     problem = Problem(
