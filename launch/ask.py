@@ -228,7 +228,7 @@ def human_answer(run: Run) -> Callable[[Problem, Console], Outcome]:
             lines = iter(lambda: sys.stdin.readline().rstrip("\r\n"), "")  # up to an empty one, or the end of the input
             return Completion("\n".join(lines))
 
-        workflow = show_workflow(agent.start(problem, run.tokenizer), run, console)
+        workflow = show_workflow(setup.make_start(run, agent)(problem), run, console)
         return run_workflow(workflow, generate, lambda request: respond(backends, request))
 
     return answer

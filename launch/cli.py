@@ -27,7 +27,7 @@ import tyro
 
 from memsearcher_jax import python_files
 from memsearcher_jax.agent.harness import open_harness
-from memsearcher_jax.agent.tool_functions import file_tools
+from memsearcher_jax.agent.tool_state import named_tools
 from memsearcher_jax.checks import check, check_agent, check_ranges
 from memsearcher_jax.config import RunConfig, agent_of, differences, from_dict, to_dict
 from memsearcher_jax.launch import command_words, compile_cache, help_pages, interrupts, outputs, preconditions
@@ -161,7 +161,7 @@ def open_own_files(config: RunConfig) -> None:
         open_harness(config.agent.harness)
     for file in config.agent.tools:
         if not file.startswith("mcp:"):
-            file_tools(file)
+            named_tools(file)
     function = config.reward.function
     if function and not callable(python_files.load_named(function, "reward.function", "reward")):
         raise ValueError(f"reward.function {function}: is no function")

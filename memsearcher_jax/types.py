@@ -327,6 +327,7 @@ class Outcome:
     turns: tuple[Turn, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)  # such as clipped passages and memory cuts
     error: str = ""
+    tool_reward: float | None = None  # that tools of the trajectory's own add to its reward
 
     def __post_init__(self) -> None:
         if not isinstance(self.stop, StopReason) or not isinstance(self.answer, str):

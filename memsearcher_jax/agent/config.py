@@ -38,7 +38,7 @@ class AgentConfig:
     own: FILE.py (docs/extend.md)."""
     tools: tuple[str, ...] = ()
     """Tools of one's own, besides the search: FILE.py, whose functions they are, or those in its list TOOLS;
-    mcp:http://HOST/mcp or mcp:COMMAND (docs/extend.md)."""
+    FILE.py:CLASS, which is made for each trajectory; mcp:http://HOST/mcp or mcp:COMMAND (docs/extend.md)."""
     tools_api_key_env: tuple[str, ...] = ()
     """Environment variables that hold the keys of the servers mcp:http://... in agent.tools, in their order; '' for a
     server without a key."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import inspect
 import json
@@ -9,12 +10,13 @@ import threading
 import typing
 from collections.abc import Callable, Sequence, Set
 from copy import deepcopy
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal, Protocol, Union
 
 from memsearcher_jax.python_files import described, load
+from memsearcher_jax.types import Call, Problem
 
 JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
 
@@ -35,10 +37,53 @@ class Tool:
     answer: Callable[[Sequence[dict[str, Any]], float], Sequence[Any]]
     batches: bool = False  # whether one call of `answer` may take several calls
     server: str = ""  # whose death ends the calls of all its tools; "" for a function
+    owner: ToolFactory | None = None  # what makes it for each trajectory; None: all trajectories share it
 
     @property
     def name(self) -> str:
         return self.schema["name"]
+
+
+class OwnTools(abc.ABC):
+    """Tools with a state that belongs to one trajectory."""
+
+    @property
+    @abc.abstractmethod
+    def tools(self) -> dict[str, Tool]:
+        """Each tool under its name."""
+
+    def start(self, timeout: float) -> str:
+        """Does what precedes the first call. Returns what the policy reads after the question."""
+        return ""
+
+    def reward(self, timeout: float) -> float | None:
+        """What is added to the reward of the trajectory, after its last call; None: nothing."""
+        return None
+
+    @abc.abstractmethod
+    def close(self, timeout: float) -> None:
+        """Releases what the tools hold, at the end of the trajectory."""
+
+
+class ToolFactory(Protocol):
+    """Makes the tools that each trajectory has of its own. `make` does no I/O."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def has_lifecycle(self) -> bool:
+        """Whether `start` and `reward` of what it makes do anything."""
+        ...
+
+    def make(self, problem: Problem) -> OwnTools: ...
+
+
+@dataclass(frozen=True)
+class OwnedCall(Call):
+    """A call of a tool that a trajectory has of its own."""
+
+    own: Tool = field(compare=False, repr=False)
 
 
 def file_tools(file: str) -> list[Tool]:
@@ -61,7 +106,7 @@ def file_tools(file: str) -> list[Tool]:
     tools = []
     for function, batch in zip(functions, batches, strict=True):
         if function not in batches:
-            tools.append(_tool(function, batch))
+            tools.append(function_tool(function, batch))
     if not tools:
         raise ValueError(f"agent.tools {file}: defines no function")
     return tools
@@ -75,7 +120,7 @@ def as_text(value: Any) -> str:
 def _plain(value: Any) -> Any:
     """What JSON has in place of a value that it has not."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
+        return {member.name: getattr(value, member.name) for member in fields(value)}
     for method in ("model_dump", "tolist"):  # of pydantic; of NumPy and JAX
         convert = getattr(value, method, None)
         if callable(convert):
@@ -89,7 +134,8 @@ def _is_function(value: Any) -> bool:
     return hasattr(inspect.unwrap(value), "__code__")  # also one that a cache wraps
 
 
-def _tool(function: Callable[..., Any], batch: Callable[..., Any] | None) -> Tool:
+def function_tool(function: Callable[..., Any], batch: Callable[..., Any] | None = None) -> Tool:
+    """A function as a tool. Raises ValueError in one line with its file and line."""
     signature = inspect.signature(function)
     code = inspect.unwrap(function).__code__
     where = f"{code.co_filename}, line {code.co_firstlineno}: {function.__name__}"
@@ -123,8 +169,7 @@ def _tool(function: Callable[..., Any], batch: Callable[..., Any] | None) -> Too
         # Copies: a call is recorded as it was made, whatever a function does with its arguments.
         copies = [deepcopy(calls[index]) for index in right]
         values = batch(copies) if batch else [function(**arguments) for arguments in copies]
-        if inspect.isawaitable(values) or any(map(inspect.isawaitable, values := list(values))):
-            values = asyncio.run_coroutine_threadsafe(_gathered(values, timeout), _event_loop()).result()
+        values = gathered(values, timeout)
         if len(values) != len(right):
             raise ValueError(f"{len(values)} results for {len(right)} calls")
         for index, value in zip(right, values, strict=True):
@@ -148,6 +193,15 @@ def _wrong_arguments(signature: inspect.Signature, arguments: dict[str, Any]) ->
     except TypeError as error:
         return error
     return None
+
+
+def gathered(values: Any, timeout: float) -> list[Any]:
+    """As `_gathered`, for a thread without an event loop."""
+    if not inspect.isawaitable(values):
+        values = list(values)
+        if not any(map(inspect.isawaitable, values)):
+            return values
+    return asyncio.run_coroutine_threadsafe(_gathered(values, timeout), _event_loop()).result()
 
 
 async def _gathered(values: Any, timeout: float) -> list[Any]:

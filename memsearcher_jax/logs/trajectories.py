@@ -143,6 +143,8 @@ def encode_trajectory(scored: ScoredTrajectory) -> bytes:
     outcome = {field.name: getattr(trajectory.outcome, field.name) for field in fields(Outcome)}
     outcome["turns"] = list(map(asdict, trajectory.outcome.turns))
     outcome["stop"] = trajectory.outcome.stop.value
+    if outcome["tool_reward"] is None:
+        del outcome["tool_reward"]
     record = {
         "problem": asdict(trajectory.problem),
         "rollout": trajectory.rollout,

@@ -12,7 +12,7 @@ from pathlib import Path
 from memsearcher_jax.agent.base import Agent, Scoring
 from memsearcher_jax.agent.prompts import ASSISTANT
 from memsearcher_jax.agent.run import checked, run_workflow
-from memsearcher_jax.agent.tool_functions import file_tools
+from memsearcher_jax.agent.tool_state import named_tools
 from memsearcher_jax.config import RunConfig, agent_of
 from memsearcher_jax.data.problems import make_problems
 from memsearcher_jax.python_files import described
@@ -55,7 +55,7 @@ def probe_files(config: RunConfig) -> None:
     agent = agent_of(config)
     tools = []
     for file in config.agent.tools:
-        tools += [tool.schema for tool in file_tools(file)]
+        tools += [tool.schema for tool in named_tools(file)]
     problems = make_problems(replace(config.data, synthetic=agent.synthetic_data))
     probe(replace(agent, tools=tuple(tools)), ChatTokenizer.load(PACKAGED_TOKENIZER), problems["train"][0])
 

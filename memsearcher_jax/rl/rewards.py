@@ -50,7 +50,7 @@ class RewardFn:
         if self.agent.reward.function:
             scored = own_rewards(self.agent.reward.function, scored)
         rewarded = []
-        for trajectory in scored:
+        for trajectory in map(_with_tool_reward, scored):
             is_fault = trajectory.trajectory.outcome.stop.is_fault
             rewarded.append(_unrewarded(trajectory, trajectory.reason) if is_fault else trajectory)
         return rewarded
@@ -194,6 +194,18 @@ def completing_once(completer: Completer | None, key: jax.Array) -> Complete | N
     def complete(prompts: Sequence[Prompt], draws: int) -> list[Completion]:
         distinct = list(dict.fromkeys(prompts))
         key_of_draws = jax.random.fold_in(jax.random.fold_in(key, REWARD_DRAWS), draws)
+def _with_tool_reward(scored: ScoredTrajectory) -> ScoredTrajectory:
+    """The trajectory with what tools of its own add to its reward, and to those of its contexts."""
+    added = scored.trajectory.outcome.tool_reward
+    if added is None or scored.trajectory.outcome.stop.is_fault:
+        return scored
+    if not abs(added) <= LARGEST:
+        return _lost(scored, f"the reward of a tool is {added}: it must be finite, also in float32")
+    context_rewards = tuple(reward + added for reward in scored.context_rewards)
+    scores = scored.scores | {"tool_reward": added}
+    return replace(scored, reward=scored.reward + added, context_rewards=context_rewards, scores=scores)
+
+
         completions = dict(zip(distinct, completer.complete(distinct, key_of_draws), strict=True))
         return [completions[prompt] for prompt in prompts]
 

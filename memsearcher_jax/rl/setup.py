@@ -28,6 +28,7 @@ from memsearcher_jax.rl.completers import uses_initial_policy
 from memsearcher_jax.rl.probe import probe
 from memsearcher_jax.rl.rollout import Params, RolloutDriver
 from memsearcher_jax.rl.tool_executor import Backend, search_backend, tool_backends
+from memsearcher_jax.rl.tool_state import lifecycle_tools, with_own_tools
 from memsearcher_jax.rl.toolbox import open_tools
 from memsearcher_jax.runs import hub, load_weights
 from memsearcher_jax.runs.run_dir import DATA, INDEX, PACKAGED_TOKENIZER, tokenizer_folder
@@ -36,7 +37,7 @@ from memsearcher_jax.tokenizer import ChatTokenizer
 from memsearcher_jax.training import update
 from memsearcher_jax.training.config import TeacherConfig, learning_rate_plan
 from memsearcher_jax.training.trainer import check_offload
-from memsearcher_jax.types import Problem
+from memsearcher_jax.types import Problem, Workflow
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,8 @@ def prepare(
             raise ValueError(f"rl.prompts_per_step {prompts} leaves some of the {hosts} hosts without one: raise it")
     agent = agent_of(config)
     tools = open_tools(config.agent, workspace)
+    if config.rl.carry_over and any(tool.owner for tool in tools):
+        raise ValueError("rl.carry_over runs workflows again, and tools with a state for each trajectory cannot: set 0")
     agent = replace(agent, tools=tuple(tool.schema for tool in tools))
     if training and agent.untrainable:
         raise ValueError(f"{agent.untrainable}: evaluate with it, or train without it")
@@ -239,7 +242,7 @@ def make_driver(
     if evaluation:
         params, agent = replace(params, temperature=config.evaluation.temperature), evaluation_agent(run)
     engine = engine or Engine(config.model, config.sampling, run.tokenizer.stop_ids, run.meshes.local)
-    start = partial(agent.start, token_counter=run.tokenizer)
+    start = make_start(run, agent)
     if not config.agent.harness:
         records_memory = config.training.needs_kinds and not evaluation
         return RolloutDriver(engine, run.tokenizer, start, make_backends(run), check, params, records_memory)
@@ -259,13 +262,19 @@ def make_driver(
     )
 
 
+def make_start(run: Run, agent: Agent) -> Callable[[Problem], Workflow]:
+    """What starts the workflow of a problem, with the tools that each trajectory has of its own."""
+    start = partial(agent.start, token_counter=run.tokenizer)
+    return with_own_tools(start, run.tools, run.tokenizer, run.config.agent.question_tokens)
+
+
 def make_backends(run: Run) -> dict[str, Backend]:
     """What answers searches, under "", and calls, under the tool's name."""
     agent, outage = run.config.agent, run.config.rl.max_search_outage
     # An index in this process uses all cores for a batch, a service answers several batches at a time.
     concurrency = run.config.retrieval.max_concurrency if run.config.retrieval.url else 1
     clip = partial(run.tokenizer.clip, limit=agent.observation_tokens)
-    tools = tool_backends(run.tools, agent.tool_timeout, outage, clip)
+    tools = tool_backends([*run.tools, *lifecycle_tools(run.tools)], agent.tool_timeout, outage, clip)
     return {"": search_backend(run.searcher, run.config.rl.search_timeout, outage, concurrency), **tools}
 
 

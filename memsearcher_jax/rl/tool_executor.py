@@ -12,7 +12,7 @@ from concurrent import futures
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from memsearcher_jax.agent.tool_functions import ServerDied, Tool, as_text
+from memsearcher_jax.agent.tool_functions import OwnedCall, ServerDied, Tool, as_text
 from memsearcher_jax.python_files import described
 from memsearcher_jax.retrieval.search import Searcher
 from memsearcher_jax.types import Call, Search, SearchResult, ToolResult, encodable
@@ -257,7 +257,9 @@ def tool_backends(
     by_name = {tool.name: tool for tool in tools}
 
     def answer(requests: Sequence[Call]) -> list[ToolResult | BaseException]:
-        values = by_name[requests[0].tool].answer([request.arguments for request in requests], timeout)
+        first = requests[0]
+        tool = first.own if isinstance(first, OwnedCall) else by_name[first.tool]
+        values = tool.answer([request.arguments for request in requests], timeout)
         results: list[ToolResult | BaseException] = []
         for request, value in zip(requests, values, strict=True):
             if isinstance(value, BaseException):

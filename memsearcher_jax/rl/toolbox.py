@@ -10,18 +10,19 @@ import os
 import shlex
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memsearcher_jax.agent.config import AgentConfig
-from memsearcher_jax.agent.tool_functions import ServerDied, Tool, file_tools
+from memsearcher_jax.agent.tool_functions import OwnTools, ServerDied, Tool
+from memsearcher_jax.agent.tool_state import named_tools
 from memsearcher_jax.http.client import async_client, is_unreachable
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.rl.config import read_key
-from memsearcher_jax.types import ToolResult
+from memsearcher_jax.types import Problem, ToolResult
 
 if TYPE_CHECKING:
     from mcp import Client, MCPError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 MCP = "mcp:"
 TOOLS_FILE = "tools.json"  # the schemas of a run's tools
+STATE = "per_trajectory"  # in a schema: whether each trajectory has a tool of its own
 START_SECONDS = 30.0  # in which a server has to list its tools
 
 
@@ -40,13 +42,14 @@ def open_tools(config: AgentConfig, workspace: Path) -> tuple[Tool, ...]:
         tools = []
         keys = _keys(config)
         for name in config.tools:
-            tools += mcp_tools(name, keys.get(name, "")) if name.startswith(MCP) else file_tools(name)
+            tools += mcp_tools(name, keys.get(name, "")) if name.startswith(MCP) else named_tools(name)
     names = [tool.name for tool in tools]
     if taken := [name for name in names if names.count(name) > 1 or name == "wikipedia_search"]:
         raise ValueError(f"agent.tools: there are two tools named {taken[0]}: rename one")
     if tools:
         workspace.mkdir(parents=True, exist_ok=True)
-        atomic_write(workspace / TOOLS_FILE, json.dumps([tool.schema for tool in tools], indent=2).encode())
+        schemas = [tool.schema | {STATE: True} if tool.owner else tool.schema for tool in tools]
+        atomic_write(workspace / TOOLS_FILE, json.dumps(schemas, indent=2).encode())
     return tuple(tools)
 
 
@@ -93,6 +96,12 @@ def recorded_tools(run: Path) -> list[Tool]:
         return answers
 
     schemas = json.loads((run / TOOLS_FILE).read_bytes())
+    for schema in schemas:
+        if schema.get(STATE):
+            raise ValueError(
+                f"agent.replay {run}: its tool {schema['name']} has a state for each trajectory, so that equal calls "
+                "have different results: give its tools again"
+            )
     return [Tool(schema, partial(answer, schema["name"]), batches=True) for schema in schemas]
 
 
@@ -113,6 +122,19 @@ def mcp_tools(name: str, key: str = "") -> list[Tool]:
     except Exception as error:
         raise ConnectionError(f"agent.tools {name} lists no tools: {' '.join(str(error).split())}") from error
 
+    schemas = []
+    for tool in listed:
+        schemas.append({"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema})
+    tools = server_tools(server, schemas)
+    if not server.has_sessions:
+        return tools
+    factory = SessionFactory(server.address, key, schemas)
+    return [replace(tool, owner=factory) for tool in tools]
+
+
+def server_tools(server: McpServer, schemas: Sequence[dict[str, Any]]) -> list[Tool]:
+    """The tools of a server, called over one connection."""
+
     def answer(tool: str, calls: Sequence[dict[str, Any]], timeout: float) -> list[ToolResult]:
         results = []
         for arguments in calls:
@@ -124,11 +146,35 @@ def mcp_tools(name: str, key: str = "") -> list[Tool]:
                 results.append(ToolResult(tool, arguments, text))
         return results
 
-    tools = []
-    for tool in listed:
-        schema = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
-        tools.append(Tool(schema, partial(answer, tool.name), server=server.address))
-    return tools
+    return [Tool(schema, partial(answer, schema["name"]), server=server.address) for schema in schemas]
+
+
+@dataclass(frozen=True, eq=False)
+class SessionFactory:
+    """Makes a session for each trajectory, with a server that keeps them."""
+
+    name: str  # the address
+    key: str = field(repr=False)
+    schemas: Sequence[dict[str, Any]]
+    has_lifecycle: bool = False  # the first call opens it
+
+    def make(self, problem: Problem) -> OwnTools:
+        return Session(McpServer(self.name, self.key), self.schemas)
+
+
+@dataclass(frozen=True)
+class Session(OwnTools):
+    """A connection of one trajectory, which its first call opens."""
+
+    server: McpServer
+    schemas: Sequence[dict[str, Any]]
+
+    @property
+    def tools(self) -> dict[str, Tool]:
+        return {tool.name: tool for tool in server_tools(self.server, self.schemas)}
+
+    def close(self, timeout: float) -> None:
+        self.server.close()
 
 
 def reply_text(reply: CallToolResult) -> str:
@@ -173,6 +219,14 @@ async def _all_tools(client: Client) -> list[Any]:
     return tools
 
 
+@cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """The loop of all connections, in a thread; not that of coroutines of a user's, which may block theirs."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    return loop
+
+
 @dataclass(frozen=True)
 class _Request:
     """Something to do with the connection to a server."""
@@ -184,20 +238,25 @@ class _Request:
 
 @dataclass
 class McpServer:
-    """A connection to a server, in a thread with an event loop of its own; a call after it broke opens it again."""
+    """A connection to a server, in the event loop of all of them; a call after it broke opens it again."""
 
     address: str  # http://HOST/mcp, or a command that is a server on its standard input and output
     key: str = field(default="", repr=False)  # of a server over HTTP: its bearer token
-    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     requests: asyncio.Queue[_Request] = field(default_factory=asyncio.Queue)
     http_error: str = field(default="", init=False)  # the last status of an error that the server returned
+    has_sessions: bool = field(default=False, init=False)  # whether the server keeps a session for each connection
+    serving: concurrent.futures.Future[None] = field(init=False)
 
     def __post_init__(self) -> None:
         try:
             import mcp  # noqa: F401
         except ImportError as error:
             raise ValueError("agent.tools needs the package mcp: pip install 'memsearcher_jax[serve]'") from error
-        threading.Thread(target=self.loop.run_until_complete, args=(self._serve(),), daemon=True).start()
+        self.serving = asyncio.run_coroutine_threadsafe(self._serve(), _event_loop())
+
+    def close(self) -> None:
+        """Ends the connection, and the session of a server that has them."""
+        self.serving.cancel()
 
     def request(self, use: Callable[[Client], Awaitable[Any]], timeout: float) -> Any:
         """What `use` returns; it is cancelled after `timeout` seconds.
@@ -206,7 +265,7 @@ class McpServer:
         the request, and any other ConnectionError if there was none.
         """
         request = _Request(use, timeout)
-        self.loop.call_soon_threadsafe(self.requests.put_nowait, request)
+        _event_loop().call_soon_threadsafe(self.requests.put_nowait, request)
         try:
             return request.future.result(timeout)
         except TimeoutError:
@@ -248,6 +307,7 @@ class McpServer:
             yield client
 
     async def _note_status(self, response: Any) -> None:
+        self.has_sessions = self.has_sessions or "mcp-session-id" in response.headers
         if response.status_code >= 400:
             self.http_error = f"status {response.status_code} {response.reason_phrase}"
 

@@ -169,7 +169,7 @@ def shops(tmp_path):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "shop.py").write_text(f"import helpers\nWHAT = '{folder}'\n")
         (tmp_path / folder / "helpers.py").write_text(f"OF = '{folder}'\n")
-    named = {"agent.workflow": f"{tmp_path}/agents/shop.py", "agent.tools": (f"{tmp_path}/tools/shop.py",)}
+    named = {"agent.workflow": f"{tmp_path}/agents/shop.py", "agent.tools": (f"{tmp_path}/tools/shop.py:Shop",)}
     config = with_settings(RunConfig(), named)
     folder = tmp_path / "run"
     folder.mkdir()
@@ -186,8 +186,8 @@ def test_files_of_one_name_in_two_folders_are_told_apart(shops, tmp_path):
     elsewhere = with_settings(config, {"agent.workflow": f"{moved}/shop.py"})
     assert differences(config, elsewhere) == []
     require_same_code(run, config, elsewhere, words)
-    exchanged = with_settings(config, {"agent.tools": (f"{moved}/shop.py",)})
-    with pytest.raises(ValueError, match=r"--agent\.tools .*moved/shop\.py differs from the file that .*run was"):
+    exchanged = with_settings(config, {"agent.tools": (f"{moved}/shop.py:Shop",)})
+    with pytest.raises(ValueError, match=r"--agent\.tools .*moved/shop\.py:Shop differs from the file that .*run was"):
         require_same_code(run, config, exchanged, words)
 
 
@@ -196,7 +196,7 @@ def test_what_a_file_imports_is_a_part_of_it(shops, tmp_path):
     copies = {Path(copy).name for copy in read_inputs(run).copies.values()}
     assert copies == {"shop.py", "helpers.py"} and len(read_inputs(run).hashes) == 4
     (tmp_path / "tools" / "helpers.py").write_text("OF = 'edited'\n")
-    with pytest.raises(ValueError, match=r"--agent\.tools .*shop\.py: .*tools/helpers\.py differs"):
+    with pytest.raises(ValueError, match=r"--agent\.tools .*shop\.py:Shop: .*tools/helpers\.py differs"):
         require_same_code(run, config, config, ("--agent.workflow", "--agent.tools"))
     with pytest.raises(ValueError, match=r"tools/helpers\.py has changed since the run in"):
         keep_inputs(run, config, None)
