@@ -64,7 +64,14 @@ def memalpha(
 
     def outcome(stop: StopReason) -> StreamOutcome:
         counts = {**replies, **call_counts(calls_C, results_C), **size_counts(memory, stream, token_counter)}
-        return StreamOutcome(stop, "", tuple(turns), counts, "", memory, tuple(calls_C), tuple(results_C))
+        return StreamOutcome(
+            stop,
+            turns=tuple(turns),
+            counts=counts,
+            memory=memory,
+            calls_C=tuple(calls_C),
+            results_C=tuple(results_C),
+        )
 
     # The baselines answer from the stream itself and write no memory.
     chunks = stream.chunks if config.answer_from == "memory" else ()
