@@ -18,6 +18,7 @@ import os
 import re
 import sys
 import traceback
+import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,12 +30,13 @@ from memsearcher_jax import python_files
 from memsearcher_jax.agent.harness import open_harness
 from memsearcher_jax.agent.tool_state import named_tools
 from memsearcher_jax.checks import check, check_agent, check_ranges
-from memsearcher_jax.config import RunConfig, agent_of, differences, from_dict, to_dict
+from memsearcher_jax.config import RunConfig, agent_of, differences, from_dict, settings, to_dict
 from memsearcher_jax.launch import command_words, compile_cache, help_pages, interrupts, outputs, preconditions
 from memsearcher_jax.retrieval.config import HASHING
 from memsearcher_jax.runs import hub
 from memsearcher_jax.runs.export_settings import find_export, read_export_config
 from memsearcher_jax.runs.inputs import require_same_code, with_absolute_paths, with_own_inputs
+from memsearcher_jax.runs.path_settings import expanded, with_expanded_paths, with_stored_paths
 from memsearcher_jax.runs.run_dir import is_run, located, read_run_config
 
 PRESETS = Path(__file__).resolve().parents[1] / "configs"
@@ -45,6 +47,7 @@ LOG_LEVELS = {
     "gcsfs": logging.CRITICAL,  # it logs tracebacks of what it raises
 }
 TPU_VM_VARIABLES = {"TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE"}
+IS_PATH = "the text of this flag is a path, or several that commas separate"  # in the Annotated type of a flag
 Directory = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
 FlagsT = TypeVar("FlagsT")
@@ -54,7 +57,7 @@ FlagsT = TypeVar("FlagsT")
 class SettingsSource:
     """Flags that select the settings that a command starts from."""
 
-    config: Annotated[str, tyro.conf.arg(metavar="NAME")] = ""
+    config: Annotated[str, tyro.conf.arg(metavar="NAME"), IS_PATH] = ""
     """Preset: a name in configs/, or the path of a preset file. Default: the settings of the run in --checkpoint, or
     nano."""
     checkpoint: Directory = None
@@ -74,7 +77,7 @@ class ResumableSource(SettingsSource):
 class Command(SettingsSource):
     """Flags of every command that uses a preset."""
 
-    compile_cache: Annotated[str, tyro.conf.arg(metavar="DIR")] = ""
+    compile_cache: Annotated[str, tyro.conf.arg(metavar="DIR"), IS_PATH] = ""
     """JAX's persistent compilation cache, a directory or gs:// address; off: none. Default: in ~/.cache, except for
     several CPU devices. It holds executable code: share it only with users who may run programs as you."""
     json: File = None
@@ -127,6 +130,7 @@ def parse(command: type[CommandT], argv: Sequence[str]) -> CommandT:
 
 def parse_source(command: type[Command], argv: Sequence[str]) -> tuple[Any, list[str]]:
     """The `SettingsSource` part of the command's flags, and the words that are left."""
+    argv = command_words.with_joined_repeats(argv, _list_flags(command))
     source_class = next(
         base for base in command.__mro__ if issubclass(base, SettingsSource) and not issubclass(base, Command)
     )
@@ -135,11 +139,11 @@ def parse_source(command: type[Command], argv: Sequence[str]) -> tuple[Any, list
 
 def parse_settings(command: type[CommandT], source: SettingsSource, words: Sequence[str]) -> CommandT:
     """The flags of a command, whose remaining `words` override the settings that `source` selects."""
+    preconditions.require_32_bits()
     _require_local_paths(source)
     if isinstance(source, ResumableSource) and source.resume:
         flags = _resumed(command, source, words)
     else:
-    preconditions.require_32_bits()
         flags = _new(command, source, words)
     check(flags.run)
     open_own_files(flags.run)
@@ -172,7 +176,8 @@ def parse_flags(kind: Callable[..., FlagsT], argv: Sequence[str], default: Flags
 
     Raises ValueError or OSError in one line; tyro's errors and --help are printed and exit.
     """
-    flags = _tyro(kind, argv, default=tyro.MISSING_NONPROP if default is None else default)
+    words = command_words.with_joined_repeats(argv, _list_flags(kind))
+    flags = _tyro(kind, words, default=tyro.MISSING_NONPROP if default is None else default)
     check_ranges(flags, "--")
     _require_local_paths(flags)
     if json_file := getattr(flags, "json", None):
@@ -296,7 +301,7 @@ def _base_settings(
     if run_folder:
         return with_own_inputs(run_folder, read_run_config(run_folder))
     if export is None and (adapter := command_words.flag_value(words, "--model.adapter")):
-        export = find_export(adapter, "--model.adapter")
+        export = find_export(expanded(adapter), "--model.adapter")
     return read_export_config(export) if export else load_preset("nano")
 
 
@@ -308,15 +313,20 @@ def _resumed(command: type[CommandT], source: ResumableSource, words: Sequence[s
     stored = read_run_config(out)
     flags = _with_overrides(command, source, stored, words)
     require_same_code(out, stored, flags.run, words)
-    flags = replace(flags, run=with_absolute_paths(hub.pinned(flags.run, stored)))
+    flags = replace(flags, run=_as_a_run_stores(flags.run, stored))
     for name, then, now in differences(stored, flags.run):
         if name.startswith("model.") and name not in RESUMABLE_MODEL_SETTINGS:
             raise ValueError(f"{name} is {then!r} in {out} and cannot change to {now!r}: omit it")
     if source.config or source.checkpoint:
-        given = with_absolute_paths(hub.pinned(_new(command, source, words).run, stored))
+        given = _as_a_run_stores(_new(command, source, words).run, stored)
         for name, then, now in differences(flags.run, given):
             raise ValueError(f"{name} is {then!r} in {out}, but --config and --checkpoint give {now!r}: omit both")
     return flags
+
+
+def _as_a_run_stores(config: RunConfig, stored: RunConfig) -> RunConfig:
+    """The config in the form in which a run stored it: with the same commits of the Hub and the same absolute paths."""
+    return with_absolute_paths(hub.pinned(with_stored_paths(config, stored), stored))
 
 
 def _with_overrides(command: type[CommandT], source: SettingsSource, base: RunConfig, words: Sequence[str]) -> CommandT:
@@ -336,4 +346,38 @@ def _tyro(kind: Any, argv: Sequence[str], **options: Any) -> Any:
             raise ValueError(f"the argument {word!r} is not valid UTF-8")
     if empty := command_words.empty_flag(argv):
         raise ValueError(f"{empty} is empty: give a value, or omit it")
-    return tyro.cli(kind, args=list(argv), use_underscores=True, config=(tyro.conf.FlagCreatePairsOff,), **options)
+    parsed = tyro.cli(kind, args=list(argv), use_underscores=True, config=(tyro.conf.FlagCreatePairsOff,), **options)
+    if options.get("return_unknown_args"):
+        flags, unknown = parsed
+        return _with_expanded_paths(flags), unknown
+    return _with_expanded_paths(parsed)
+
+
+def _with_expanded_paths(flags: Any) -> Any:
+    """The flags with a home directory in place of ~ in every path: the one place for all commands and settings."""
+    changes: dict[str, Any] = {}
+    for name, hint in typing.get_type_hints(type(flags), include_extras=True).items():
+        value = getattr(flags, name)
+        if isinstance(value, RunConfig):
+            changes[name] = with_expanded_paths(value)
+        elif isinstance(value, Path):
+            changes[name] = Path(expanded(str(value)))
+        elif IS_PATH in getattr(hint, "__metadata__", ()):
+            changes[name] = tuple(map(_expanded_list, value)) if isinstance(value, tuple) else _expanded_list(value)
+    return replace(flags, **changes)
+
+
+def _expanded_list(paths: str) -> str:
+    """Paths that commas separate, each expanded."""
+    return ",".join(expanded(path) for path in paths.split(","))
+
+
+def _list_flags(kind: Any) -> set[str]:
+    """The flags of a command that take several values, settings among them."""
+    found = set()
+    for name, hint in typing.get_type_hints(kind).items():
+        if hint is RunConfig:
+            found |= {f"--{setting}" for setting, value in settings(RunConfig()).items() if isinstance(value, tuple)}
+        elif typing.get_origin(hint) is tuple:
+            found.add(f"--{name}")
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 
 def split_passthrough(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -37,3 +37,28 @@ def empty_flag(words: Sequence[str]) -> str:
         if not equals and words[index + 1 : index + 2] == [""]:
             return name
     return ""
+
+
+def with_joined_repeats(words: Sequence[str], list_flags: Container[str]) -> list[str]:
+    """The words with all values of a repeated flag after its first occurrence, if it is one of `list_flags`.
+
+    The parser would keep the last values alone. Raises ValueError if another flag is repeated.
+    """
+    before_first_flag: list[str] = []
+    words_of: dict[str, list[str]] = {}  # a flag with the words that follow it, in the order of first occurrences
+    current = before_first_flag
+    for word in words:
+        if not word.startswith("--"):
+            current.append(word)
+            continue
+        written, equals, value = word.partition("=")
+        flag = "--" + written[2:].replace("-", "_")
+        if flag not in words_of:
+            current = words_of[flag] = [word]
+            continue
+        if flag not in list_flags:
+            raise ValueError(f"{written} is given twice: give it once")
+        current = words_of[flag]
+        if equals:
+            current.append(value)
+    return before_first_flag + [word for part in words_of.values() for word in part]

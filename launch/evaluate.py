@@ -56,7 +56,7 @@ class Evaluate(cli.Command, cli.ResumableSource):
     data: cli.File = None
     """File of questions (.jsonl, .jsonl.gz, .json, .parquet), or of streams for memalpha. Default: the test questions
     of the settings."""
-    benchmarks: Annotated[str, tyro.conf.arg(metavar="NAME,...")] = ""
+    benchmarks: Annotated[str, tyro.conf.arg(metavar="NAME,..."), cli.IS_PATH] = ""
     """Benchmarks in --data.root, or files, separated by commas: nq,hotpotqa; nq:dev for another split; all for the
     paper's seven. Others: web_questions, browsecomp_plus; for memalpha memalpha, memoryagentbench, longmemeval, locomo.
     """

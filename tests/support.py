@@ -23,6 +23,20 @@ SMALL_RUN = """
 """
 """Flags of a run that takes seconds. Tests that use no others share its compiled programs."""
 
+
+def with_flags(words: Sequence[str], *changes: str) -> list[str]:
+    """The words of a command, in which the flags among `changes` replace those of the same name."""
+    changed = {word.partition("=")[0] for word in changes if word.startswith("--")}
+    kept: list[str] = []
+    is_replaced = False
+    for word in words:
+        if word.startswith("--"):
+            is_replaced = word.partition("=")[0] in changed
+        if not is_replaced:
+            kept.append(word)
+    return [*kept, *changes]
+
+
 NANO = ModelConfig(
     vocab_size=264,
     embed_size=32,

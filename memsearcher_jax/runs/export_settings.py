@@ -68,6 +68,8 @@ def without_local_files(config: RunConfig) -> RunConfig:
         "agent.tools_api_key_env": (),
         "data.train": tuple(filter(None, named.data.train)),
         "data.test": tuple(filter(None, named.data.test)),
+        "sft.trajectories": (),
+        "sft.held_out": (),
         "answerer.url": "",
         "judge.url": "",
     }

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from memsearcher_jax.agent.harness import is_file
 from memsearcher_jax.agent.prompts import packaged
 from memsearcher_jax.config import RunConfig, settings, with_settings
 from memsearcher_jax.data.benchmarks import BENCHMARKS
+from memsearcher_jax.python_files import CodeName
 from memsearcher_jax.retrieval.config import HASHING
 from memsearcher_jax.runs import hub
-from memsearcher_jax.python_files import CodeName
 from memsearcher_jax.runs.run_dir import PACKAGED
 
 CODE = ("agent.workflow", "agent.harness", "agent.tools", "reward.function")  # Python files, or names and addresses
@@ -29,6 +31,8 @@ PATHS: dict[str, Iterable[str]] = {
     "retrieval.corpus": (),
     "retrieval.index": (),
     "retrieval.encoder": (HASHING,),
+    "sft.trajectories": (),
+    "sft.held_out": (),
 }
 """Other settings that name files or folders, with the values that are no paths: names of templates, of benchmarks or of
 an encoder."""
@@ -40,9 +44,46 @@ def with_paths(config: RunConfig, change: Callable[[str], str]) -> RunConfig:
     return with_settings(config, {name: _changed(name, values[name], change) for name in (*CODE, *PATHS)})
 
 
+def with_expanded_paths(config: RunConfig) -> RunConfig:
+    """The config with `expanded` paths. Raises ValueError in one line."""
+    return with_paths(config, expanded)
+
+
+def with_stored_paths(config: RunConfig, stored: RunConfig) -> RunConfig:
+    """The config with the absolute form of every path that `stored` has in this form.
+
+    So a command that is repeated names the same files as before, also where they exist no longer.
+    """
+    given_values = settings(config)
+    stored_values = settings(stored)
+    changes = {name: _as_stored(given_values[name], stored_values[name]) for name in (*CODE, *PATHS)}
+    return with_settings(config, changes)
+
+
+def _as_stored(given: Any, stored: Any) -> Any:
+    if isinstance(given, tuple):
+        return tuple(_as_stored(member, stored) for member in given)
+    absolute = str(Path(given).absolute())
+    known = stored if isinstance(stored, tuple) else (stored,)
+    return absolute if given and absolute in known else given
+
+
+def expanded(path: str) -> str:
+    """The path with a home directory in place of a leading ~ or ~USER, as a shell reads it.
+
+    A shell does not expand it within quotes, after --flag= or in the arguments of a pod. Raises ValueError if there is
+    no such user.
+    """
+    full = os.path.expanduser(path)
+    if full.startswith("~"):
+        user = path.partition("/")[0]
+        raise ValueError(f"{path}: there is no user {user[1:]}; if a folder is named {user}, give its absolute path")
+    return full
+
+
 def is_python_file(value: str) -> bool:
     """Whether the value of a setting in CODE names a file, and not a command that ends with one."""
-    return not value.startswith("mcp:") and is_file(value)
+    return not value.startswith("mcp:") and is_file(os.path.expanduser(value))
 
 
 def _changed(name: str, value: Any, change: Callable[[str], str]) -> Any:

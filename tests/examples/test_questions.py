@@ -12,6 +12,7 @@ from examples.warmstart.questions import decompose
 from memsearcher_jax.launch import cli
 from memsearcher_jax.logs.trajectories import read_trajectories, step_path
 from memsearcher_jax.rl import setup
+from tests.support import with_flags
 
 REST = "Who is the father of B. Hay?"
 
@@ -140,7 +141,7 @@ def test_a_failed_search_is_a_failure_of_the_service(run):
 )
 def test_what_the_script_cannot_demonstrate_is_refused(flags, tmp_path, refused, more, message):
     more = more.format(train=tmp_path / "train.jsonl").split()
-    assert message in refused(demonstrate.main, [*flags, *more, "--out", tmp_path / "demos"])
+    assert message in refused(demonstrate.main, [*with_flags(flags, *more), "--out", tmp_path / "demos"])
     assert not (tmp_path / "demos").exists()
 
 

@@ -18,7 +18,7 @@ from memsearcher_jax.runs.run_dir import write_run_config
     [
         ("--rl.stepz 3", "Unrecognized options: --rl.stepz, 3 Perhaps you meant: --rl.steps"),
         ("--reward.metric bleu", "invalid choice 'bleu' for argument '--reward.metric'"),
-        ("--out", "Missing value for argument '--out'"),
+        ("--rl.steps", "Missing value for argument '--rl.steps'"),
     ],
 )
 def test_a_flag_that_tyro_refuses_is_named(flags, message, misused, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 
 from memsearcher_jax.launch import ask, evaluate, export_hf, report, tpu_train
 from memsearcher_jax.logs.trajectories import read_trajectories, step_path
+from tests.support import with_flags
 
 AGENT = '''
 from memsearcher_jax.agent import protocol
@@ -56,7 +57,7 @@ def test_a_broken_file_is_one_line(setting, workdir, refused):
 
 
 def test_a_run_of_ones_own_code_is_opened_only_with_the_same_code(small, workdir, refused, capsys, monkeypatch):
-    tpu_train.main([*small, *OWN, "--rl.steps", "1", "--out", "run"])
+    tpu_train.main([*with_flags(small, "--rl.steps", "1"), *OWN, "--out", "run"])
     (first, *_) = read_trajectories(step_path("run", 0))
     assert [result.text for result in first.trajectory.tool_results] == ["8"]
     assert first.reward == len(first.trajectory.outcome.turns[0].reply) / 100 and "exact_match" in first.scores

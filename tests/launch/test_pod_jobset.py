@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from memsearcher_jax.launch import cli, command_words
 from memsearcher_jax.launch.pod import jobset
+from tests.support import with_flags
 
 FLAGS = ["--image", "europe-docker.pkg.dev/p/r/memsearcher:1", "--config", "qwen7b", "--out", "gs://bucket/runs/a"]
 INPUTS = [
@@ -32,7 +33,7 @@ SLICES = {
 
 def argv(topology="v6e:4x8", *more, name="run-a"):
     ours, trainers = command_words.split_passthrough(more)
-    return ["--topology", topology, "--name", name, *FLAGS, *ours, "--", *INPUTS, *trainers]
+    return [*with_flags(["--topology", topology, "--name", name, *FLAGS], *ours), "--", *INPUTS, *trainers]
 
 
 def rendered(*arguments):

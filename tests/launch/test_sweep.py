@@ -10,6 +10,7 @@ import pytest
 
 from memsearcher_jax.launch import cli, sweep, tpu_train
 from memsearcher_jax.runs.run_dir import read_run_config, write_run_config
+from tests.support import with_flags
 
 
 @pytest.mark.slow
@@ -71,7 +72,7 @@ def test_a_run_of_other_settings_is_not_reported_as_one_of_these(small, tmp_path
     folder = tmp_path / "out" / "seed=0"
     folder.mkdir(parents=True)
     write_run_config(folder, cli.parse(tpu_train.Train, small).run)
-    words = ["--setting", "seed=0,1", "--out", tmp_path / "out", "--", *small, "--rl.steps", "3"]
+    words = ["--setting", "seed=0,1", "--out", tmp_path / "out", "--", *with_flags(small, "--rl.steps", "3")]
     assert "--out cannot follow --" in refused(sweep.main, [*words, "--out=x"])
     error = refused(sweep.main, [*words, "--training.learning_rate", "1e-4"])
     assert f"training.learning_rate is 0.001 in {folder} and 0.0001 here: choose another --out" in error

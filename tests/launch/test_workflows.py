@@ -9,6 +9,7 @@ from memsearcher_jax.launch import evaluate, sft, tpu_train
 from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.types import StopReason
+from tests.support import with_flags
 
 WORKFLOWS = [name for name, agent in AGENTS.items() if issubclass(agent, QuestionAgent)]
 FAILED = {StopReason.FAULT, StopReason.CONTEXT_FULL, StopReason.SEARCH_FAILED, StopReason.NOT_FINITE}
@@ -24,10 +25,10 @@ def test_a_workflow_trains_is_imitated_and_is_evaluated(name, small, tmp_path):
     run, out = tmp_path / "run", tmp_path / "evaluation"
     flags = ["--agent.workflow", name, "--agent.prompts", prompts, "--reward.metric", "exact_match", "--rl.steps", "1"]
     flags += ["--model.vocab_size", "1536"]  # so that every sampled id is one of the tokenizer
-    tpu_train.main([*small, *flags, *data.split(), "--out", str(run)])
+    tpu_train.main([*with_flags(small, *flags), *data.split(), "--out", str(run)])
     evaluate.main(["--checkpoint", str(run), "--out", str(out)])
     flags += ["--sft.trajectories", str(run), "--sft.keep", "best", "--sft.held_out_share", "0", "--sft.epochs", "2"]
-    sft.main([*small, *flags, *data.split(), "--out", str(tmp_path / "sft")])
+    sft.main([*with_flags(small, *flags), *data.split(), "--out", str(tmp_path / "sft")])
     first, last = read_metrics(tmp_path / "sft" / "metrics.jsonl")
     assert 1 <= first["trajectories"] <= 8 and last["loss"] < first["loss"]
     trained, evaluated = (

@@ -14,13 +14,13 @@ from memsearcher_jax.runs.export_settings import without_local_files
 from memsearcher_jax.runs.run_dir import PACKAGED_TOKENIZER
 from memsearcher_jax.tokenizer import ChatTokenizer
 from memsearcher_jax.training.config import TeacherConfig
-from tests.support import SMALL_RUN, byte_tokenizer
+from tests.support import SMALL_RUN, byte_tokenizer, with_flags
 
 TOKENIZER = ChatTokenizer.load(PACKAGED_TOKENIZER)
 
 
 def trained(out, *flags):
-    tpu_train.main([*SMALL_RUN.split(), *flags, "--out", str(out)])
+    tpu_train.main([*with_flags(SMALL_RUN.split(), *flags), "--out", str(out)])
     steps = read_metrics(out / "metrics.jsonl")
     return [{name: value for name, value in step.items() if not name.startswith("time/")} for step in steps]
 
