@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from memsearcher_jax.checks import check_supervised
 from memsearcher_jax.config import agent_of, differences, to_dict
 from memsearcher_jax.hosts import preemption
 from memsearcher_jax.launch import cli, job_output
@@ -37,6 +38,7 @@ def main(argv: Sequence[str], progress_type: type[Progress] = Progress) -> None:
         with cli.one_line_errors(), contextlib.ExitStack() as startup, announced("loading weights and trajectories"):
             flags = cli.parse(SFT, argv)
             config = flags.run
+            check_supervised(config)
             if not config.sft.trajectories:
                 raise ValueError("--sft.trajectories is missing: give trajectory files, a folder of them, or a run")
             if config.training.needs_kinds:

@@ -13,7 +13,7 @@ from memsearcher_jax.agent.base import Agent
 from memsearcher_jax.config import RunConfig, agent_of, intervals, settings
 from memsearcher_jax.data.benchmarks import BENCHMARKS
 from memsearcher_jax.ranges import contains, describe
-from memsearcher_jax.training.config import learning_rate_plan
+from memsearcher_jax.training.config import TeacherConfig, TrainingConfig, learning_rate_plan
 
 
 def check(config: RunConfig) -> RunConfig:
@@ -36,6 +36,17 @@ def check_agent(config: RunConfig, agent: Agent) -> None:
     agent.check_context(config.sampling.context_tokens)
     for error in _agent_errors(config, agent):
         raise ValueError(error)
+
+
+def check_supervised(config: RunConfig) -> None:
+    """Raises ValueError for settings of a teacher, which supervised learning does not use."""
+    defaults = settings(RunConfig())
+    for name, value in settings(config).items():
+        if value != defaults[name] and (name.startswith("teacher.") or name == "training.objective"):
+            raise ValueError(
+                f"{name} {value} has no effect in supervised learning, which imitates sft.trajectories alone: omit it, "
+                "or train with launch/tpu_train.py"
+            )
 
 
 def check_ranges(config: Any, prefix: str = "") -> None:
@@ -177,6 +188,13 @@ def _training_errors(config: RunConfig) -> Iterator[str]:
         yield f"training.seq_len {training.seq_len} is no multiple of training.logit_chunk {training.logit_chunk}"
     if training.tis_cap and training.old_logprobs != "trainer":
         yield f"training.tis_cap is {training.tis_cap}, and only training.old_logprobs trainer uses it: choose trainer"
+    if training.norm_tokens != TrainingConfig().norm_tokens and training.aggregate != "seq-mean-token-sum-norm":
+        yield (
+            f"training.norm_tokens {training.norm_tokens} has no effect under training.aggregate {training.aggregate}: "
+            "omit it, or set the aggregate to seq-mean-token-sum-norm"
+        )
+    if training.offload_reference and not training.kl_coefficient and not config.teacher.path:
+        yield "training.offload_reference has no effect without a reference: omit it, or set training.kl_coefficient"
     if not config.teacher.path and config.model.adapter and config.model.lora_rank and training.kl_coefficient:
         yield (
             "training.kl_coefficient compares with the weights in model.path, without the adapters in model.adapter "
@@ -189,7 +207,14 @@ def _teacher_errors(config: RunConfig) -> Iterator[str]:
     teacher = config.teacher
     if training.objective == "grpo":
         if teacher.top_k or (teacher.path and not training.kl_coefficient):
-            yield "the teacher teaches nothing: set training.objective to distill or grpo+distill"
+            yield "the teacher teaches nothing: omit it, or set training.objective to distill or grpo+distill"
+        for name in ("on", "coefficient"):
+            value = getattr(teacher, name)
+            if value != getattr(TeacherConfig(), name):
+                yield (
+                    f"teacher.{name} {value} has no effect under training.objective grpo, which weights a teacher by "
+                    "training.kl_coefficient: omit it, or set the objective to distill or grpo+distill"
+                )
         return
     if teacher.top_k > config.model.vocab_size:
         yield f"teacher.top_k {teacher.top_k} is more than the {config.model.vocab_size} tokens of the model: lower it"

@@ -33,6 +33,7 @@ class Recorded:
     source: str  # name of the dataset; held-out trajectories are measured by it
     reward: float  # NaN: none
     file: Path
+    line: int  # of the file, from 1
     examples: tuple[TrainingExample, ...]  # of its contexts that fit a row
 
 
@@ -46,6 +47,7 @@ class RecordedData:
     held_out: tuple[Recorded, ...]
     left_out: Counter[str]  # trajectories and contexts that are not trained, by the reason
     checksum: str  # of all files, hexadecimal
+    schedule: str  # checksum of what each step trains, of whatever number of epochs, and of what is held out
 
     @property
     def steps(self) -> int:
@@ -96,9 +98,15 @@ def load(config: SFTConfig, seed: int, tokenizer: ChatTokenizer, vocab_size: int
             f"sft.trajectories leave nothing to train on ({reasons or 'all held out'}): lower sft.min_reward or "
             "sft.held_out_share, raise training.seq_len, or give other files"
         )
-    file_checksums = [hashlib.sha256(file.read_bytes()).digest() for file in (*files, *held_out_files)]
-    checksum = hashlib.sha256(b"".join(file_checksums)).hexdigest()
-    return RecordedData(config, seed, tuple(train), tuple(held_out), +left_out, checksum)
+    file_checksums = {file: hashlib.sha256(file.read_bytes()) for file in (*files, *held_out_files)}
+    checksum = hashlib.sha256(b"".join(file_checksum.digest() for file_checksum in file_checksums.values())).hexdigest()
+    schedule = hashlib.sha256(f"{seed} {config.trajectories_per_step}".encode())
+    for part in (train, held_out):
+        schedule.update(f"\n{len(part)}".encode())
+        for recorded in part:
+            lengths = [len(example.ids) for example in recorded.examples]
+            schedule.update(f"{file_checksums[recorded.file].hexdigest()} {recorded.line} {lengths}".encode())
+    return RecordedData(config, seed, tuple(train), tuple(held_out), +left_out, checksum, schedule.hexdigest())
 
 
 def _split_by_problem(
@@ -173,7 +181,7 @@ class _Reader:
         self.left_out["contexts without a sampled token"] += len(short) - len(trained)
         problem = trajectory.problem
         source = str(problem.metadata.get("source", ""))
-        return Recorded((problem.id, problem.question), source, scored.reward, file, tuple(trained))
+        return Recorded((problem.id, problem.question), source, scored.reward, file, line, tuple(trained))
 
 
 def _example(where: str, context: Context, tokenizer: ChatTokenizer, vocab_size: int) -> TrainingExample:

@@ -28,14 +28,12 @@ from memsearcher_jax.training.checkpoint import Checkpoints
 from memsearcher_jax.training.packing import TrainingExample
 from memsearcher_jax.training.trainer import make_trainer
 
-FIXED_SETTINGS = ("seed", "sft.min_reward", "sft.keep", "sft.trajectories_per_step", "sft.held_out_share")
-"""With the files they decide what a step trains, and what is held out: a run that goes on would mix both up."""
-
 
 def open_state(run: Run, data: RecordedData, folder: Path | None = None) -> tuple[RunState, dict[str, Any]]:
     """The policy at step 0, or at the newest checkpoint of the run in `folder`, and the meta of its checkpoints.
 
-    Raises ValueError if that run was begun with other files or other `FIXED_SETTINGS`.
+    Raises ValueError if that run was begun with other files, or if a setting has changed by which its steps train other
+    trajectories, so that some would be trained twice and others never.
     """
     model = run.config.model
     # There is neither a reference policy nor a sampler to compare with.
@@ -45,9 +43,13 @@ def open_state(run: Run, data: RecordedData, folder: Path | None = None) -> tupl
     state, meta = open_policy(run, folder, TrainedBy.SFT, make, bool(model.lora_rank))
     if meta.setdefault("trajectories", data.checksum) != data.checksum:
         raise ValueError(f"sft.trajectories or sft.held_out are other files than when {folder} was begun")
-    for name, then, now in differences(from_dict(meta["settings"]), run.config) if "settings" in meta else ():
-        if name in FIXED_SETTINGS:
-            raise ValueError(f"{name} is {then!r} in {folder} and cannot change to {now!r}: omit it")
+    if meta.setdefault("schedule", data.schedule) != data.schedule:
+        changed = differences(from_dict(meta["settings"]), run.config)
+        listed = ", ".join(f"{name} from {then!r} to {now!r}" for name, then, now in changed)
+        raise ValueError(
+            f"{folder} would train some trajectories twice and others never if it went on with other settings "
+            f"({listed}): omit them, or begin another run"
+        )
     return state, meta | {"settings": to_dict(run.config)}
 
 

@@ -50,6 +50,8 @@ def test_a_run_of_another_size_teaches_carried_trajectories_and_adapters(tmp_pat
         (TeacherConfig(), {"objective": "distill"}, "objective distill needs a teacher"),
         (TeacherConfig("t"), {"kl_coefficient": 0.0}, "the teacher teaches nothing"),
         (TeacherConfig("t", top_k=4), {}, "the teacher teaches nothing"),
+        (TeacherConfig("t", on="wrong"), {}, "teacher.on wrong has no effect under training.objective grpo"),
+        (TeacherConfig(coefficient=2.0), {}, "teacher.coefficient 2.0 has no effect under training.objective grpo"),
         (
             TeacherConfig("t", top_k=10**6),
             {"objective": "distill", "kl_coefficient": 0.0},

@@ -122,6 +122,21 @@ def test_a_step_may_train_one_file_in_the_order_that_it_was_written_in(write):
     ] * 2
 
 
+def test_the_schedule_changes_with_all_that_changes_what_a_step_trains(write):
+    """A run that goes on compares it: with another one, some trajectories are trained twice and others never."""
+    trajectories = [scored("a", 0.2), scored("b", 0.9, [context(*range(5, 25)), SHORT]), scored("c", 1.0), scored("c")]
+    trajectories.append(scored("d", 0.5, [context(*range(5, 25))]))
+    entry = write(*trajectories)
+    begun = read(entry).schedule
+    assert read(entry, seq_len=20).schedule == begun == read(entry, epochs=5, measure_every=3).schedule
+    changes = [{"min_reward": 0.3}, {"trajectories_per_step": 2}, {"held_out_share": 0.6}]
+    schedules = [read(entry, **change).schedule for change in changes]
+    schedules.append(read(entry, seq_len=19).schedule)
+    schedules.append(load(replace(ALL, trajectories=(entry,)), 1, TOKENIZER, 2_048, 100).schedule)
+    assert len({begun, *schedules}) == 1 + len(schedules)
+    assert read(entry, keep="best").schedule == begun, "both of c are best"
+
+
 def test_a_file_that_two_entries_name_counts_once(write):
     entry = write(scored("0"))
     assert len(load(replace(ALL, trajectories=(entry, f"{entry}/trajectories")), 0, TOKENIZER, 2_048, 100).train) == 1
