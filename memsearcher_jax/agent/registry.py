@@ -60,8 +60,24 @@ def agent_class(workflow: str) -> type[Agent]:
             raise ValueError(f"agent.workflow {workflow}: {unknown[0]} is no member of an agent (docs/extend.md)")
         kinds = frozenset(("action", "memory"))  # it may name either
         members = {"workflow": staticmethod(found), "searches": True, "calls_tools": True, "kinds": kinds}
-        return type(Path(workflow).stem, (QuestionAgent,), members | vars(found))
+        return type(Path(workflow).stem, (FunctionAgent,), members | vars(found))
     raise ValueError(
         f"agent.workflow {workflow}: {Path(workflow).stem} must be a generator function, or a complete class that "
         "derives from QuestionAgent or Agent (docs/extend.md)"
     )
+
+
+class FunctionAgent(QuestionAgent):
+    """An agent that is a generator function. One with `keeps_memory` is taken to use `agent.memory_tokens`."""
+
+    def context_budget(self) -> dict[str, int]:
+        if not self.keeps_memory:
+            return super().context_budget()
+        config = self.config
+        return {
+            "agent.question_tokens": config.question_tokens,
+            "agent.observation_tokens": config.observation_tokens,
+            "agent.memory_tokens": config.memory_tokens,
+            "agent.completion_tokens": config.completion_tokens,
+            "agent.rewrite_tokens": config.max_rewrite_tokens,
+        }

@@ -21,6 +21,7 @@ from memsearcher_jax.types import Completion, FinishReason, StopReason
 
 JUDGEMENTS_FILE = "judgements.jsonl"
 REPLY_TOKENS = 1_024
+SHOWN_CHARS = 200  # of a reply that cannot be read
 CUT_OFF = Completion(error="its reply is cut off: start another evaluation with more max_tokens in judge.extra_body")
 
 
@@ -87,6 +88,9 @@ def judge_answers(answers: Sequence[Answer], config: CompleterConfig, file: Path
                 break
             for answer, reply in zip(batch, replies, strict=True):
                 judgement = parse_judgement(reply.text)
+                if judgement is None and not reply.error:
+                    shown = repr(reply.text[:SHOWN_CHARS])
+                    print(f"the judge's reply about question {answer.id!r} cannot be read: {shown}", file=sys.stderr)
                 if judgement:
                     log.write(encode_line({"id": answer.id, **asdict(judgement), "reply": reply.text}).encode())
                 if not reply.lost:

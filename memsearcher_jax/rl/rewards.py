@@ -18,10 +18,15 @@ from memsearcher_jax.hosts.ending import RunEnded
 from memsearcher_jax.logs.trajectories import decode_trajectory, encode_trajectory
 from memsearcher_jax.python_files import described, load_named
 from memsearcher_jax.rl.completers import Completer
+from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.tokenizer import ChatTokenizer
 from memsearcher_jax.types import Completion, Outcome, Problem, Prompt, ScoredTrajectory, StopReason, Trajectory
 
 REWARD_DRAWS = 2**31 - 1  # folded into the key, so that answers and trajectories draw from different streams
+CONTEXT_REWARDS_REFUSED = (
+    "reward.function returned a list for a trajectory, a reward for each context, and rl.advantage_scope trajectory "
+    "trains with one reward for each trajectory: set it to pooled or position, or return a number"
+)
 LARGEST = float(np.finfo(np.float32).max)  # reward: advantages are computed in float32
 
 
@@ -34,6 +39,8 @@ class RewardFn:
     answerer: Completer | None = None
     judge: Completer | None = None
     evaluation: bool = False  # some benchmarks are scored by other rules in evaluation
+    # Whether reward.function may return a reward for each context, as `takes_context_rewards` says of the settings.
+    takes_context_rewards: bool = True
 
     def __call__(
         self, trajectories: Sequence[Trajectory], key: jax.Array, notify: Callable[[str], None]
@@ -48,7 +55,7 @@ class RewardFn:
         scoring = Scoring(self.tokenizer, answerer, judge, notify, evaluation=self.evaluation)
         scored = agent_rewards(self.agent, trajectories, scoring)
         if self.agent.reward.function:
-            scored = own_rewards(self.agent.reward.function, scored)
+            scored = own_rewards(self.agent.reward.function, scored, takes_context_rewards=self.takes_context_rewards)
         rewarded = []
         for trajectory in map(_with_tool_reward, scored):
             is_fault = trajectory.trajectory.outcome.stop.is_fault
@@ -67,15 +74,21 @@ def agent_rewards(agent: Agent, trajectories: Sequence[Trajectory], scoring: Sco
     if is_own:
         trajectories = [_writable(trajectory) for trajectory in trajectories]
     try:
-        scored = list(agent.rewards(trajectories, scoring))
-        if not _score_all(scored, trajectories):
-            raise TypeError(f"rewards returns a ScoredTrajectory for each trajectory, in order, not {scored!r:.200}")
+        scored = call_agent_rewards(agent, trajectories, scoring)
     except (Exception, SystemExit) as error:  # a command line that it calls may exit
         if not is_own or isinstance(error, ConnectionError | RunEnded):
             raise
         reason = described(error)
         return [_lost(ScoredTrajectory(trajectory, math.nan), reason) for trajectory in trajectories]
     return [_checked(trajectory, agent) for trajectory in scored]
+
+
+def call_agent_rewards(agent: Agent, trajectories: Sequence[Trajectory], scoring: Scoring) -> list[ScoredTrajectory]:
+    """What the agent's `rewards` return. Raises what they raise, or TypeError for anything but scored trajectories."""
+    scored = list(agent.rewards(trajectories, scoring))
+    if not _score_all(scored, trajectories):
+        raise TypeError(f"rewards returns a ScoredTrajectory for each trajectory, in order, not {scored!r:.200}")
+    return scored
 
 
 def _score_all(scored: Sequence[Any], trajectories: Sequence[Trajectory]) -> bool:
@@ -118,24 +131,41 @@ def _checked(scored: ScoredTrajectory, agent: Agent) -> ScoredTrajectory:
     return replace(scored, reward=reward, reason=str(scored.reason), scores=scores, context_rewards=context_rewards)
 
 
-def own_rewards(file: str, scored: Sequence[ScoredTrajectory]) -> list[ScoredTrajectory]:
-    """The trajectories with the rewards of a user's function. Where it fails they are faults, without a reward."""
+def takes_context_rewards(settings: RLConfig) -> bool:
+    """Whether training uses a reward of each context; else it would have to average them, which nobody asked for."""
+    return settings.advantage_scope != "trajectory"
+
+
+def own_rewards(
+    file: str, scored: Sequence[ScoredTrajectory], *, takes_context_rewards: bool = True
+) -> list[ScoredTrajectory]:
+    """The trajectories with the rewards of a user's function. Where it fails they are faults, without a reward.
+
+    Without `takes_context_rewards` a list of the rewards of a trajectory's contexts is an error, too.
+    """
     function = load_named(file, "reward.function", "reward")
     rewarded = list[ScoredTrajectory]()
     for group in _groups(scored):
         try:
-            values = function([member.trajectory for member in group])
-            if isinstance(values, str | bytes | Mapping | Set):
-                raise TypeError(f"returned {values!r:.200}: it must be a list")
-            values = list(values)
-            if len(values) != len(group):
-                raise ValueError(f"{len(values)} rewards for {len(group)} trajectories")
+            values = call_reward_function(function, group)
         except (Exception, SystemExit) as error:
             reason = described(error)
             rewarded += [_lost(member, reason) for member in group]
         else:
-            rewarded += [_rewarded(member, value) for member, value in zip(group, values, strict=True)]
+            for member, value in zip(group, values, strict=True):
+                rewarded.append(_rewarded(member, value, takes_context_rewards))
     return rewarded
+
+
+def call_reward_function(function: Callable[[list[Trajectory]], Any], group: Sequence[ScoredTrajectory]) -> list[Any]:
+    """What a user's function returns for one group. Raises what it raises, or an error for anything but a list."""
+    values = function([member.trajectory for member in group])
+    if isinstance(values, str | bytes | Mapping | Set):
+        raise TypeError(f"returned {values!r:.200}: it must be a list")
+    values = list(values)
+    if len(values) != len(group):
+        raise ValueError(f"{len(values)} rewards for {len(group)} trajectories")
+    return values
 
 
 def _groups(scored: Sequence[ScoredTrajectory]) -> list[list[ScoredTrajectory]]:
@@ -153,7 +183,7 @@ def _groups(scored: Sequence[ScoredTrajectory]) -> list[list[ScoredTrajectory]]:
     return groups
 
 
-def _rewarded(scored: ScoredTrajectory, value: Any) -> ScoredTrajectory:
+def _rewarded(scored: ScoredTrajectory, value: Any, takes_context_rewards: bool) -> ScoredTrajectory:
     """The trajectory with a reward, or with a reward of each of its contexts, whose mean is then its own."""
     if scored.trajectory.outcome.stop.is_fault:
         return scored
@@ -167,11 +197,25 @@ def _rewarded(scored: ScoredTrajectory, value: Any) -> ScoredTrajectory:
             context_rewards = (reward,) * contexts
     except (TypeError, ValueError, ArithmeticError):
         return _lost(scored, f"reward.function returned {value!r:.200}: it must be a number, or one for each context")
+    if np.ndim(value) > 0 and not takes_context_rewards:
+        return _lost(scored, CONTEXT_REWARDS_REFUSED)
     if len(context_rewards) != contexts:
         return _lost(scored, f"reward.function returned {len(context_rewards)} rewards for {contexts} contexts")
     if not all(abs(number) <= LARGEST for number in (reward, *context_rewards)):
         return _lost(scored, f"reward.function returned {value!r:.200}: it must be finite, also in float32")
     return replace(scored, reward=reward, reason="reward.function", context_rewards=context_rewards)
+
+
+def _with_tool_reward(scored: ScoredTrajectory) -> ScoredTrajectory:
+    """The trajectory with what tools of its own add to its reward, and to those of its contexts."""
+    added = scored.trajectory.outcome.tool_reward
+    if added is None or scored.trajectory.outcome.stop.is_fault:
+        return scored
+    if not abs(added) <= LARGEST:
+        return _lost(scored, f"the reward of a tool is {added}: it must be finite, also in float32")
+    context_rewards = tuple(reward + added for reward in scored.context_rewards)
+    scores = scored.scores | {"tool_reward": added}
+    return replace(scored, reward=scored.reward + added, context_rewards=context_rewards, scores=scores)
 
 
 def _lost(scored: ScoredTrajectory, error: str) -> ScoredTrajectory:
@@ -194,18 +238,6 @@ def completing_once(completer: Completer | None, key: jax.Array) -> Complete | N
     def complete(prompts: Sequence[Prompt], draws: int) -> list[Completion]:
         distinct = list(dict.fromkeys(prompts))
         key_of_draws = jax.random.fold_in(jax.random.fold_in(key, REWARD_DRAWS), draws)
-def _with_tool_reward(scored: ScoredTrajectory) -> ScoredTrajectory:
-    """The trajectory with what tools of its own add to its reward, and to those of its contexts."""
-    added = scored.trajectory.outcome.tool_reward
-    if added is None or scored.trajectory.outcome.stop.is_fault:
-        return scored
-    if not abs(added) <= LARGEST:
-        return _lost(scored, f"the reward of a tool is {added}: it must be finite, also in float32")
-    context_rewards = tuple(reward + added for reward in scored.context_rewards)
-    scores = scored.scores | {"tool_reward": added}
-    return replace(scored, reward=scored.reward + added, context_rewards=context_rewards, scores=scores)
-
-
         completions = dict(zip(distinct, completer.complete(distinct, key_of_draws), strict=True))
         return [completions[prompt] for prompt in prompts]
 

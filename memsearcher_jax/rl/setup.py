@@ -26,6 +26,7 @@ from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.retrieval.search import Searcher, open_searcher
 from memsearcher_jax.rl.completers import uses_initial_policy
 from memsearcher_jax.rl.probe import probe
+from memsearcher_jax.rl.rewards import takes_context_rewards
 from memsearcher_jax.rl.rollout import Params, RolloutDriver
 from memsearcher_jax.rl.tool_executor import Backend, search_backend, tool_backends
 from memsearcher_jax.rl.tool_state import lifecycle_tools, with_own_tools
@@ -100,7 +101,8 @@ def prepare(
     everything = itertools.chain(problems.train, problems.test)
     agent.check_problems(everything, tokenizer.count, has_judge=config.judge.backend != "none")
     if (config.has_own_agent or config.reward.function) and not config.agent.harness:
-        probe(agent, tokenizer, next(itertools.chain(problems.train, problems.test)))
+        problem = next(itertools.chain(problems.train, problems.test))
+        probe(agent, tokenizer, problem, takes_context_rewards=takes_context_rewards(config.rl))
     if training:
         config = with_steps(config, len(problems.train))
     searcher = open_search(config, index or workspace / INDEX, max_outage) if needs_search(config, agent) else None

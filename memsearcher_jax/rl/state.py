@@ -18,7 +18,7 @@ from memsearcher_jax.model import lora, qwen, sharding
 from memsearcher_jax.rl.completers import open_completers, uses_initial_policy
 from memsearcher_jax.rl.health import ROLLBACK_LR_FACTOR, WEIGHTS_NOT_FINITE, HealthState
 from memsearcher_jax.rl.metrics import Metrics
-from memsearcher_jax.rl.rewards import RewardFn
+from memsearcher_jax.rl.rewards import RewardFn, takes_context_rewards
 from memsearcher_jax.rl.rng import named_key, named_rng
 from memsearcher_jax.rl.rollout import Params
 from memsearcher_jax.rl.setup import Run, publish
@@ -146,8 +146,9 @@ def open_reward_fn(
     Where the initial policy answers, an evaluation of a trained run uses the weights that its training started from.
     """
     config = run.config
+    in_contexts = takes_context_rewards(config.rl)
     if not run.agent.needs_completers:
-        return RewardFn(run.agent, run.tokenizer, evaluation=evaluation)
+        return RewardFn(run.agent, run.tokenizer, evaluation=evaluation, takes_context_rewards=in_contexts)
     if evaluation and config.model.path and is_run(config.model.path):
         trained = load_weights.trained_model(config.model.path)
         seed = read_run_config(config.model.path).seed
@@ -157,7 +158,7 @@ def open_reward_fn(
     completers = open_completers(
         config, run.agent, run.tokenizer, run.meshes.local, lambda: initial_policy(run, initial_step), check
     )
-    return RewardFn(run.agent, run.tokenizer, *completers, evaluation=evaluation)
+    return RewardFn(run.agent, run.tokenizer, *completers, evaluation=evaluation, takes_context_rewards=in_contexts)
 
 
 def open_state(

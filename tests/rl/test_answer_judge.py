@@ -104,7 +104,9 @@ def test_a_reply_that_cannot_be_read_or_a_refusal_enters_no_number(judge, odd, c
     judgements, asked = judge(lambda user: odd if "Rome" in user else reply("correct"))
     (numbers,) = summarize_judgements(ANSWERS, judgements, 0).values()
     assert numbers["unjudged"] == 1 and numbers["accuracy"]["mean"] == pytest.approx(2 / 3) and len(asked) == 3
-    assert ("more max_tokens in judge.extra_body" in capsys.readouterr().err) == ("length" in str(odd))
+    error = capsys.readouterr().err
+    assert ("more max_tokens in judge.extra_body" in error) == ("length" in str(odd))
+    assert ("the judge's reply about question '3' cannot be read: 'hm'\n" in error) == (odd == "hm")
 
 
 def test_the_calibration_error_is_that_of_bins_of_a_hundred():

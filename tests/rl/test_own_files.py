@@ -21,7 +21,7 @@ from memsearcher_jax.rl import toolbox
 from memsearcher_jax.rl.advantages import multi_context_advantages
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.probe import probe
-from memsearcher_jax.rl.rewards import RewardFn, own_rewards
+from memsearcher_jax.rl.rewards import RewardFn, own_rewards, takes_context_rewards
 from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
 from memsearcher_jax.rl.tool_executor import respond, search_backend, tool_backends
 from memsearcher_jax.rl.toolbox import open_tools
@@ -103,7 +103,10 @@ def file(tmp_path):
             HEAD + OPEN + "    import time\n    time.sleep(99)\n",
             "mine.py, line 5: the workflow does not end: no result in",
         ),
-        (HEAD + OPEN + "    return int(reply.text)\n", "(mine.py, line 4)"),
+        (HEAD + OPEN + "    return reply.texts\n", "'Completion' object has no attribute 'texts' (mine.py, line 4)"),
+        (HEAD + OPEN + "    return answer\n", "NameError: name 'answer' is not defined (mine.py, line 4)"),
+        (HEAD + OPEN + "    return Outcome(answr=3)\n", "unexpected keyword argument 'answr' (mine.py, line 4)"),
+        (HEAD + OPEN + "    raise SystemExit('no key')\n", "SystemExit: no key (mine.py, line 4)"),
         (HEAD + OPEN.replace("5", "5 / 2"), "'float' object cannot be interpreted as an integer (mine.py, line 3)"),
         (HEAD + OPEN.replace("5", "0"), "max_tokens 0 leaves none to generate (mine.py, line 3)"),
         (HEAD + OPEN + "    yield Generate('more', 5)\n", "'more' is none (mine.py, line 4)"),
@@ -123,6 +126,59 @@ def test_a_mistake_in_an_agent_is_found_before_long_work(source, line, file, mon
         probe(make_agent(AgentConfig(workflow=file(source))), TOKENIZER, PROBLEM)
     assert line in str(error.value) and "\n" not in str(error.value)
     assert str(error.value).startswith("agent.workflow ")
+
+
+CALL = OPEN + "    result = yield Call('add', {})\n"
+ANSWERED = "    return Outcome(StopReason.ANSWERED, str(answer))\n"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        OPEN + "    answer = int(reply.text)\n" + ANSWERED,
+        OPEN + "    import json\n    answer = json.loads(reply.text)['city'].lower()\n" + ANSWERED,
+        OPEN + "    import re\n    answer = re.search('Answer: (.*)', reply.text)[1]\n" + ANSWERED,
+        CALL + "    import json\n    answer = json.loads(result.text)['price'] + 1\n" + ANSWERED,
+        CALL + "    answer = result.text.split(':')[1]\n" + ANSWERED,
+        CALL + "    if not result.text.isdigit():\n        raise ValueError(result.text)\n    answer = 3\n" + ANSWERED,
+    ],
+)
+def test_what_depends_on_replies_and_results_is_no_reason_to_refuse_an_agent(lines, file, tmp_path):
+    """A policy may learn the format that the agent reads; in a run it is the fault of one trajectory."""
+    agent = make_agent(AgentConfig(workflow=file(HEAD + lines)))
+    probe(replace(agent, tools=({"name": "add", "description": "", "parameters": {}},)), TOKENIZER, PROBLEM)
+
+
+@pytest.mark.parametrize("line", ["json.loads(one.outcome.answer)['x']", "1 / one.outcome.answer.count('z')"])
+def test_what_depends_on_replies_is_no_reason_to_refuse_a_reward(line, file):
+    source = f"import json\ndef mine(them):\n    return [{line} for one in them]\n"
+    probe(make_agent(AgentConfig(), RewardConfig(function=file(source))), TOKENIZER, PROBLEM)
+    rewards = f"        import json\n        return [{line} for one in trajectories]\n"
+    probe(make_agent(AgentConfig(workflow=file(OWN_CLASS + rewards))), TOKENIZER, PROBLEM)
+
+
+def test_rewards_of_contexts_need_a_scope_that_uses_them(file):
+    """They were averaged where `rl.advantage_scope` is trajectory."""
+    agent = make_agent(AgentConfig(), RewardConfig(function=file("def mine(them):\n    return [[1.0]] * len(them)\n")))
+    probe(agent, TOKENIZER, PROBLEM)
+    with pytest.raises(ValueError, match=r"a reward for each context, and rl\.advantage_scope trajectory .* or return"):
+        probe(agent, TOKENIZER, PROBLEM, takes_context_rewards=False)
+    one_context = replace(scored("", 0).trajectory, contexts=(Context((1, 2), (0.0, -1.0), (False, True)),))
+    for takes, stop in ((True, StopReason.ANSWERED), (False, StopReason.FAULT)):
+        (rewarded,) = RewardFn(agent, TOKENIZER, takes_context_rewards=takes)([one_context], jax.random.key(0), print)
+        assert rewarded.trajectory.outcome.stop is stop
+    assert takes_context_rewards(RLConfig(advantage_scope="pooled")) and not takes_context_rewards(RLConfig())
+
+
+def test_the_memory_of_a_function_counts_in_its_context(file):
+    limits = {"question_tokens": 10, "observation_tokens": 20, "completion_tokens": 5, "memory_tokens": 40}
+    source = HEAD + OPEN + "    return Outcome(StopReason.NO_ANSWER)\n"
+    agent = make_agent(AgentConfig(workflow=file(source), **limits))
+    assert sum(agent.context_budget().values()) == 10 + 20 + 2 * 5
+    agent = make_agent(AgentConfig(workflow=file(source + "mine.keeps_memory = True\n"), **limits))
+    assert sum(agent.context_budget().values()) == 10 + 20 + 5 + 40 + 50
+    with pytest.raises(ValueError, match=r"agent\.memory_tokens 40, .* agent\.rewrite_tokens 50"):
+        agent.check_context(100)
 
 
 @pytest.mark.parametrize(
