@@ -40,6 +40,7 @@ class Context:
         self.calls_in_flight = 0  # that decode the current generation, and whose tokens the host does not know yet
         self.pages: list[int] = []
         self.cached = 0  # leading tokens that the pages hold
+        self.planned = 0  # leading tokens that the pages hold or, as the pool knows, will hold
         self.lost = 0  # leading tokens that were cached before the context gave its pages back
 
     @property

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 ROOT, UNUSED = -1, -2
+BLOCK = 32
+"""Tokens. Pages are found by their beginnings of so many tokens and multiples of it, not compared one by one."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,9 @@ class PagePool:
         self._parent_P = np.zeros(pages, np.int64)  # content of the page before it
         self._holders_P = np.zeros(pages, np.int32)
         self._contents = 0
+        self._children: dict[int, set[int]] = {}  # pages by the content of the page before them
+        # Pages by the content of the page before them and their first tokens, in whole blocks.
+        self._by_beginning: dict[tuple[int, bytes], set[int]] = {}
         self._free: dict[int, None] = {}  # in the order in which they are allocated
         self.clear()
 
@@ -51,6 +56,9 @@ class PagePool:
         self._planned_P[:] = 0
         self._cached_P[:] = 0
         self._holders_P[:] = 0
+        self._content_P[:] = UNUSED
+        self._children.clear()
+        self._by_beginning.clear()
         self._free = dict.fromkeys(range(len(self._holders_P)))
 
     def pages_for(self, tokens: int) -> int:
@@ -64,21 +72,58 @@ class PagePool:
         E = self.page_tokens
         for start in range(0, len(ids_T), E):
             wanted_E = ids_T[start : start + E]
-            child_X = np.flatnonzero(self._parent_P == parent)
-            if not len(child_X):
+            children = self._children.get(parent)
+            if not children:
                 break
+            child_X = np.fromiter(self._most_alike(parent, children, wanted_E), np.int64)
             differs_XE = self._ids_PE[child_X, : len(wanted_E)] != wanted_E
             common_X = np.where(differs_XE.any(axis=1), differs_XE.argmax(axis=1), len(wanted_E))
             planned_X = np.minimum(common_X, self._planned_P[child_X])
             cached_X = np.minimum(common_X, self._cached_P[child_X])
-            best = np.lexsort((cached_X, planned_X))[-1]
+            best = np.lexsort((child_X, cached_X, planned_X))[-1]
             page = int(child_X[best])
             cached = int(cached_X[best])
             if cached < E:
                 return CachedPrefix(pages, page, cached, is_growing=bool(cached < planned_X[best]))
             pages.append(page)
-            parent = self._content_P[page]
+            parent = int(self._content_P[page])
         return CachedPrefix(pages)
+
+    def _most_alike(self, parent: int, children: set[int], wanted_E: np.ndarray) -> set[int]:
+        """The children of a page that begin with as many blocks of `wanted_E` as any of them."""
+        found = children
+        for end in range(BLOCK, len(wanted_E) + 1, BLOCK):
+            longer = self._by_beginning.get((parent, wanted_E[:end].tobytes()))
+            if not longer:
+                break
+            found = longer
+        return found
+
+    def _index(self, page: int, indexed: int) -> None:
+        """Adds the beginnings of a page that end after its first `indexed` tokens."""
+        parent = int(self._parent_P[page])
+        for end in range(indexed - indexed % BLOCK + BLOCK, int(self._planned_P[page]) + 1, BLOCK):
+            key = (parent, self._ids_PE[page, :end].tobytes())
+            self._by_beginning.setdefault(key, set()).add(page)
+
+    def _unindex(self, page: int, kept: int) -> None:
+        """Removes the beginnings of a page that end after its first `kept` tokens."""
+        parent = int(self._parent_P[page])
+        for end in range(kept - kept % BLOCK + BLOCK, int(self._planned_P[page]) + 1, BLOCK):
+            key = (parent, self._ids_PE[page, :end].tobytes())
+            pages = self._by_beginning[key]
+            pages.remove(page)
+            if not pages:
+                del self._by_beginning[key]
+
+    def _set_planned(self, page: int, tokens: int) -> None:
+        """Sets how many tokens of a page are planned; more of them were written before."""
+        before = int(self._planned_P[page])
+        if tokens < before:
+            self._unindex(page, tokens)
+        self._planned_P[page] = tokens
+        if tokens > before:
+            self._index(page, before)
 
     def hold(self, pages: Sequence[int]) -> None:
         """Adds a holder to each page."""
@@ -91,15 +136,18 @@ class PagePool:
         for page in reversed(pages):
             self._holders_P[page] -= 1
             if not self._holders_P[page]:
-                self._planned_P[page] = self._cached_P[page]
+                self._set_planned(page, int(self._cached_P[page]))
                 self._free[page] = None
 
     def extend(self, pages: list[int], count: int) -> None:
         """Appends `count` free pages to a context's pages."""
         for _ in range(count):
             page = next(iter(self._free))
-            self._parent_P[page] = self._content_P[pages[-1]] if pages else ROOT
             self.truncate(page, 0)
+            self._children.get(int(self._parent_P[page]), set()).discard(page)
+            parent = int(self._content_P[pages[-1]]) if pages else ROOT
+            self._parent_P[page] = parent
+            self._children.setdefault(parent, set()).add(page)
             self.hold([page])
             pages.append(page)
 
@@ -109,22 +157,28 @@ class PagePool:
 
     def truncate(self, page: int, tokens: int) -> None:
         """Forgets all but the first `tokens` tokens of a page, and with them the pages after it."""
-        self._planned_P[page] = self._cached_P[page] = tokens
+        self._set_planned(page, tokens)
+        self._cached_P[page] = tokens
+        self._children.pop(int(self._content_P[page]), None)
         self._contents += 1
         self._content_P[page] = self._contents
 
     def copy_content(self, source: int, target: int, tokens: int) -> None:
         """Records that the target's first `tokens` tokens are those of the source, which may be the same page."""
+        self._set_planned(target, 0)
         self._ids_PE[target, :tokens] = self._ids_PE[source, :tokens]
-        self._planned_P[target] = self._cached_P[target] = tokens
+        self._set_planned(target, tokens)
+        self._cached_P[target] = tokens
 
     def plan(self, pages: Sequence[int], start: int, ids_T: np.ndarray) -> None:
         """Records tokens that a context will have from `start` on."""
         for number, first, end in self._spans(pages, start, start + len(ids_T)):
             page_start = number * self.page_tokens
             page = pages[number]
-            self._ids_PE[page, first - page_start : end - page_start] = ids_T[first - start : end - start]
-            self._planned_P[page] = end - page_start
+            written = slice(first - page_start, end - page_start)
+            self._set_planned(page, first - page_start)
+            self._ids_PE[page, written] = ids_T[first - start : end - start]
+            self._set_planned(page, end - page_start)
 
     def mark_cached(self, pages: Sequence[int], start: int, end: int) -> None:
         """Records that the planned tokens from `start` to `end` are cached."""

@@ -82,6 +82,7 @@ class Replica:
         self.pool.release(context.pages[kept:])
         del context.pages[kept:]
         context.cached = full * self.pool.page_tokens + tail
+        context.planned = context.cached
         if tail:
             self.pool.truncate(context.pages[full], tail)
 
@@ -107,6 +108,7 @@ class Replica:
             for context in self.contexts.values()
             if context.remaining and not context.pages and not context.calls_in_flight
         ]
+        reserved: int | None = None  # a page for each running context that will need one; counted when it is needed
         for context in waiting:
             prefix = self.pool.find(context.ids_C[: context.length - 1])
             if prefix.is_growing:
@@ -115,18 +117,20 @@ class Replica:
             missing = self._needed_pages(context) - len(prefix.pages)
             while missing > self.pool.free and not running:
                 self._preempt(self._youngest_holder())
-            # A page for each running context that will need one, and would preempt this one soon.
-            reserved = sum(map(self._will_grow, running))
-            if missing + reserved > self.pool.free:
+            if reserved is None:
+                reserved = sum(map(self._will_grow, running))
+            if missing + reserved > self.pool.free:  # a running context would preempt this one soon
                 self.pool.release(prefix.pages)
                 return
             yield from self._admit(context, prefix)
             running.append(context)
+            reserved += self._will_grow(context)
 
     def _admit(self, context: Context, prefix: CachedPrefix) -> Iterator[tuple[int, int]]:
         pages = list(prefix.pages)
         context.pages = pages
         context.cached = len(pages) * self.pool.page_tokens + prefix.tail_tokens
+        context.planned = context.cached
         if prefix.tail_tokens:
             self.pool.extend(pages, 1)
             self.pool.copy_content(prefix.tail, pages[-1], prefix.tail_tokens)
@@ -174,12 +178,15 @@ class Replica:
         context.lost = max(context.lost, context.cached)
         context.pages = []
         context.cached = 0
+        context.planned = 0
         self.preempted += 1
 
     def _plan(self, context: Context) -> None:
         """Records what the context's pages will hold after its prefill."""
-        if context.pages and context.uncached:
-            self.pool.plan(context.pages, context.cached, context.ids_C[context.cached : context.length - 1])
+        end = context.length - 1
+        if context.pages and context.planned < end:
+            self.pool.plan(context.pages, context.planned, context.ids_C[context.planned : end])
+            context.planned = end
 
     def _will_grow(self, context: Context) -> bool:
         return self.pool.pages_for(context.length - 1 + context.remaining) > len(context.pages)

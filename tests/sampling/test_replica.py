@@ -1,11 +1,13 @@
 """The host state of one replica: what contexts share, who gives pages back, what is forgotten."""
 
 from itertools import takewhile
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memsearcher_jax.sampling import pages
 from memsearcher_jax.sampling.config import SamplingConfig, SamplingParams
 from memsearcher_jax.sampling.context import Context
 from memsearcher_jax.sampling.replica import Replica
@@ -36,9 +38,14 @@ texts = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_size=
 
 
 @settings(deadline=None, max_examples=200)
-@given(texts, st.booleans())
-def test_a_new_context_shares_the_longest_common_beginning(contexts, released):
+@given(texts, st.booleans(), st.integers(1, 5))
+def test_a_new_context_shares_the_longest_common_beginning(contexts, released, block):
     """Of all contexts before it, also of those that are gone."""
+    with mock.patch.object(pages, "BLOCK", block):
+        check_sharing(contexts, released)
+
+
+def check_sharing(contexts, released):
     replica = Replica(SETTINGS, pages=40)
     for slot, ids in enumerate(contexts):
         context = open_context(replica, slot, ids)

@@ -13,6 +13,7 @@ import pytest
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.sampling import engine as engine_module
+from memsearcher_jax.sampling import pages
 from memsearcher_jax.sampling.config import SamplingConfig, SamplingParams
 from memsearcher_jax.sampling.decode import DecodeOutput
 from memsearcher_jax.sampling.engine import Engine
@@ -182,6 +183,16 @@ def random_settings(rng) -> SamplingConfig:
     return replace(settings, kv_tokens=int(rng.integers(least, 2 * least)) * page_tokens)
 
 
+def assert_index_is_complete(pool):
+    """Every page is found by its beginnings, and by no others."""
+    beginnings = {}
+    for page, planned in enumerate(pool._planned_P.tolist()):
+        for end in range(pages.BLOCK, planned + 1, pages.BLOCK):
+            key = (int(pool._parent_P[page]), pool._ids_PE[page, :end].tobytes())
+            beginnings.setdefault(key, set()).add(page)
+    assert pool._by_beginning == beginnings
+
+
 def run_schedule(seed: int, monkeypatch):
     """Opens, extends, leaves idle and pops random contexts; returns the statistics."""
     rng = np.random.default_rng(seed)
@@ -191,6 +202,7 @@ def run_schedule(seed: int, monkeypatch):
         replicas = 1
     mesh = sharding.make_mesh(MeshConfig(replicas, 1, 1), jax.devices()[:replicas])
     monkeypatch.setattr(engine_module, "ModelRunner", FakeModelRunner)
+    monkeypatch.setattr(pages, "BLOCK", 1 + seed % 4)
     monkeypatch.setattr(engine_module, "on_submesh", lambda params, *_: params)
     engine = Engine(NANO, settings, (STOP,), mesh)
     engine.start({}, None)
@@ -226,6 +238,7 @@ def run_schedule(seed: int, monkeypatch):
         assert steps < 5_000, f"schedule {seed} does not end"
     assert len(done) == expected
     for replica in engine.scheduler._replicas:
+        assert_index_is_complete(replica.pool)
         assert replica.pool.free == settings.pages_per_replica(replicas), "every page is free again"
     return engine.stop()
 
