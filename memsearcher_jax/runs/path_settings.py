@@ -82,8 +82,9 @@ def expanded(path: str) -> str:
 
 
 def is_python_file(value: str) -> bool:
-    """Whether the value of a setting in CODE names a file, and not a command that ends with one."""
-    return not value.startswith("mcp:") and is_file(os.path.expanduser(value))
+    """Whether the value of a setting in CODE names a file, or what it defines, and not a command that ends with one."""
+    file = CodeName.of(value).file
+    return not value.startswith("mcp:") and is_file(os.path.expanduser(file))
 
 
 def _changed(name: str, value: Any, change: Callable[[str], str]) -> Any:
