@@ -20,7 +20,8 @@ class RewardConfig:
     """An answer in the wrong format earns 0 (True) or its metric (False). Each workflow has a format of its own."""
     function: str = ""
     """A reward of one's own: FILE.py with a function `reward`, or of the file's name. It gets the trajectories of one
-    problem and returns a number for each, or one for each of its contexts (docs/extend.md). The metrics stay."""
+    problem and returns a number for each or, where rl.advantage_scope is pooled or position, one for each of its
+    contexts (docs/extend.md). The metrics stay."""
 
 
 PAPER_REWARD = RewardConfig()

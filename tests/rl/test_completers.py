@@ -57,6 +57,14 @@ def test_a_completion_request_has_the_openai_format(serving, monkeypatch):
     assert requests[-1][2]["messages"] == [{"role": "user", "content": "c"}], "a set without a system message"
 
 
+def test_a_service_is_asked_through_the_proxy_of_the_environment(serving, monkeypatch):
+    url, requests = serving(lambda user, times: chat_completion("through the proxy"))
+    monkeypatch.setenv("HTTP_PROXY", url.removesuffix("/v1"))
+    completer = open_openai_completer("http://judge.example/v1")
+    assert completer.complete([prompt("a")], KEY) == [Completion("through the proxy")]
+    assert [path for path, _, _ in requests] == ["http://judge.example/v1/chat/completions"]
+
+
 def test_requests_are_repeated_while_the_service_is_down_and_other_errors_are_returned(serving):
     def behave(user, times):
         replies = {
