@@ -173,6 +173,14 @@ def test_settings_equal_those_of_the_mem_alpha_paper(shared):
     setup.check_contexts(preset, agent_of(preset), tokenizer)
 
 
+@pytest.mark.parametrize("style", ["default", "brief", "terse"])
+def test_the_paper_s_preset_has_room_for_compaction(shared, style):
+    """Its context holds the budgets of compact, which are those of MemSearcher, with the order to summarise."""
+    preset = cli.load_preset("qwen3b")
+    preset = check(replace(preset, agent=replace(preset.agent, workflow="compact", prompts=style)))
+    setup.check_contexts(preset, agent_of(preset), ChatTokenizer.load(shared / "tokenizer" / "qwen2.5"))
+
+
 def test_settings_equal_those_of_search_r1(shared):
     """The released GRPO script; its `max_turns` does not count the last reply. Data: NQ and HotpotQA."""
     preset = cli.load_preset("search_r1_3b")
