@@ -24,6 +24,7 @@ class MetricName(StrEnum):
     MEMORY_TOKENS = "memory_tokens"  # of the last memory, mean over trajectories
     TOKENS_PER_SECOND = "tokens_per_second"  # sampled by the policy, over the rollout's wall-clock time
     IDLE_SLOT_SHARE = "idle_slot_share"  # fraction of the sampler's slots, over the steps of a rollout
+    HOST_WAIT = "host_wait"  # seconds of a rollout in which the sampler had work and no call was under way
     SEARCH_LATENCY = "search_latency"  # seconds from request to response, mean over the searches of a rollout
     SEARCH_LATENCY_P95 = "search_latency_p95"  # 95th percentile of the same
     DEVICE_GB = "device_gb"  # memory in use on the fullest device after a rollout; absent on CPU

@@ -56,6 +56,7 @@ def rollout_metrics(stats: RolloutStats) -> dict[str, float]:
     return {
         MetricName.TOKENS_PER_SECOND: sampler.generated_tokens / stats.seconds,
         MetricName.IDLE_SLOT_SHARE: sampler.idle_slot_share,
+        MetricName.HOST_WAIT: stats.seconds * sampler.host_wait_share,
         "generated_tokens": float(sampler.generated_tokens),
         "appended_tokens": float(sampler.appended_tokens),
         "prefilled_tokens": float(sampler.prefilled_tokens),

@@ -68,6 +68,11 @@ class SamplerStats:
         return max(0.0, 1 - self.prefilled_tokens / self.prompt_tokens) if self.prompt_tokens else 0.0
 
     @property
+    def host_wait_share(self) -> float:
+        """Share of the time in which there was work and no call was under way: of several engines, their mean."""
+        return self.host_wait / self.seconds if self.seconds else 0.0
+
+    @property
     def idle_slot_share(self) -> float:
         """Share of the slots that took no part in a step: free, or waiting for a search, pages or prefill."""
         return 1 - self.active_slots / self.slots if self.slots else 0.0

@@ -18,6 +18,13 @@ def test_idle_slot_share_counts_inactive_slots_of_all_steps():
     assert SamplerStats().idle_slot_share == 0
 
 
+def test_host_wait_is_the_mean_of_the_hosts():
+    """Hosts add up their seconds, and what they waited."""
+    stats = SamplerStats(seconds=10.0, host_wait=1.0) + SamplerStats(seconds=8.0, host_wait=3.5)
+    assert metrics.rollout_metrics(metrics.RolloutStats(stats, 12.0))["host_wait"] == pytest.approx(12.0 * 4.5 / 18.0)
+    assert SamplerStats().host_wait_share == 0
+
+
 class SlowIndex:
     """Returns empty results after a delay; raises for a bad query."""
 

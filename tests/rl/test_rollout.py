@@ -212,6 +212,52 @@ def test_a_slow_search_blocks_the_next_only_without_concurrency(concurrency):
     assert order[-1] == ("third" if concurrency == 1 else "slow")
 
 
+@pytest.fixture(scope="module")
+def engine_ahead(one_device):
+    return Engine(NANO, replace(SETTINGS, async_scheduling="on"), TOKENIZER.stop_ids, one_device)
+
+
+def test_with_two_calls_in_flight_trajectories_are_the_same(engine_ahead, params, trajectories):
+    """Contexts, ids and outcomes; log-probabilities up to rounding."""
+    ahead = run_rollouts(engine_ahead, params, two_turns)
+    for ours, theirs in zip(ahead, trajectories, strict=True):
+        assert ids_of(ours) == ids_of(theirs)
+        assert (ours.outcome, ours.transcript) == (theirs.outcome, theirs.transcript)
+        for mine, other in zip(ours.contexts, theirs.contexts, strict=True):
+            assert np.array_equal(mine.sampled, other.sampled)
+            np.testing.assert_allclose(mine.logprobs, other.logprobs, atol=1e-5)
+
+
+def test_with_two_calls_in_flight_the_devices_decode_during_slow_searches(engine_ahead, params, trajectories):
+    """A host that waits for searches waits no longer than the calls in flight take."""
+
+    class Slow(TinyIndex):
+        def search(self, queries, top_n):
+            time.sleep(0.05)
+            return super().search(queries, top_n)
+
+    ahead = run_rollouts(engine_ahead, params, two_turns, searcher=Slow(PASSAGES))
+    assert list(map(ids_of, ahead)) == list(map(ids_of, trajectories))
+
+
+def test_with_two_calls_in_flight_a_paused_rollout_goes_on(engine_ahead, params, trajectories):
+    """What was paused in the middle of a context samples it again, with the same draws."""
+    driver = RolloutDriver(engine_ahead, TOKENIZER, two_turns, BACKENDS)
+    jobs = make_jobs(PROBLEMS, 2)
+    ended: dict[int, object] = {}
+    steps = iter(range(10_000))
+    driver.run(
+        jobs, params, KEY, lambda job, one: ended.update({job.number: one}), should_continue=lambda: next(steps) < 5
+    )
+    assert any(one.outcome is None for one in ended.values())
+    rest = [replace(job, begun=ended.get(job.number, job.begun)) for job in jobs]
+    unfinished = [job for job in rest if job.begun.outcome is None]
+    driver.run(unfinished, params, KEY, lambda job, one: ended.update({job.number: one}))
+    for job, expected in zip(jobs, trajectories, strict=True):
+        assert ids_of(ended[job.number]) == ids_of(expected)
+        assert ended[job.number].outcome == expected.outcome
+
+
 @pytest.mark.usefixtures("trajectories")  # which compiles
 def test_decoding_does_not_wait_for_searches_that_take_longer_than_a_step(engine, params, monkeypatch):
     class Slow(TinyIndex):
