@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import contextlib
 import json
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 MCP = "mcp:"
 TOOLS_FILE = "tools.json"  # the schemas of a run's tools
 STATE = "per_trajectory"  # in a schema: whether each trajectory has a tool of its own
+END_SECONDS = 3.0  # in which connections have to end with the process
 START_SECONDS = 30.0  # in which a server has to list its tools
 
 
@@ -224,7 +226,22 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     """The loop of all connections, in a thread; not that of coroutines of a user's, which may block theirs."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
+    atexit.register(_end_connections, loop)
     return loop
+
+
+def _end_connections(loop: asyncio.AbstractEventLoop) -> None:
+    """Ends sessions, and servers that are commands, before the process does."""
+
+    async def end() -> None:
+        connections = asyncio.all_tasks() - {asyncio.current_task()}
+        for connection in connections:
+            connection.cancel()
+        if connections:
+            await asyncio.wait(connections, timeout=END_SECONDS)
+
+    with contextlib.suppress(TimeoutError):
+        asyncio.run_coroutine_threadsafe(end(), loop).result(END_SECONDS + 1)
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 import sys
 import threading
+import time
 
 import pytest
 import uvicorn
 
 from memsearcher_jax.agent.config import AgentConfig
-from memsearcher_jax.rl import toolbox
+from memsearcher_jax.rl import tool_executor, toolbox
 from memsearcher_jax.rl.tool_executor import respond, tool_backends
 from memsearcher_jax.rl.toolbox import open_tools, reply_text
 from memsearcher_jax.types import Call
@@ -155,3 +156,48 @@ def test_a_call_of_a_server_that_took_too_long_is_cancelled(tmp_path):
     result = respond(tool_backends([tool], timeout=0.3), Call("wait", {}))
     assert result.error == "TimeoutError: no answer in 0.3 s"
     until(lambda: (tmp_path / "note").exists(), 10)
+
+
+FRAGILE = """
+import asyncio, os, pathlib, sys
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("test")
+starts = pathlib.Path(sys.argv[1])
+starts.write_text(starts.read_text() + "x" if starts.exists() else "x")
+
+
+@server.tool()
+async def shout(text: str) -> str:
+    \"\"\"Says it louder.\"\"\"
+    await asyncio.sleep(0.1)
+    if text == "die":
+        os._exit(1)
+    await asyncio.sleep(0.2)
+    return text.upper()
+
+
+server.run()
+"""
+
+
+def test_a_call_that_kills_a_real_server_is_found_and_the_others_are_answered(tmp_path, monkeypatch):
+    pytest.importorskip("mcp")
+    monkeypatch.setattr(tool_executor, "OUTAGE_PAUSE", 0.05)
+    (tmp_path / "server.py").write_text(FRAGILE)
+    tools = toolbox.mcp_tools(f"mcp:{sys.executable} {tmp_path}/server.py {tmp_path}/starts")
+    executor = tool_executor.ToolExecutor(
+        {"": tool_executor.search_backend(None), **tool_backends(tools, 30.0, max_outage=600.0)}
+    )
+    for text in ("a", "b", "die", "c"):
+        executor.submit(text, Call("shout", {"text": text}))
+    results = {}
+    began = time.monotonic()
+    executor.start()
+    while executor.pending:
+        executor.wait(1.0)
+        results |= dict(executor.completed())
+        executor.start()
+    assert {text: result.text for text, result in results.items()} == {"a": "A", "b": "B", "die": "", "c": "C"}
+    assert results["die"].lost and time.monotonic() - began < 60
+    assert (tmp_path / "starts").read_text() == "xxx", "it died twice: with the others, and of the one call alone"
