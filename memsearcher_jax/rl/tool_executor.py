@@ -137,31 +137,35 @@ class Backend:
     def _failed(self, requests: Sequence[_Pending], error: BaseException, now: float) -> Iterator[tuple[Any, Response]]:
         """The responses to the requests that failed together, unless they are queued again."""
         is_outage = isinstance(error, self.outages)
-        is_shared = len(requests) > 1
-        if is_shared and (is_outage or self.repeats):
+        if len(requests) > 1 and (is_outage or self.repeats):
             alone = [replace(pending, is_alone=True) for pending in requests]
             self.waiting.extendleft(reversed(alone))
-        elif not is_shared and is_outage and self._may_repeat(requests[0], error, now):
-            is_suspect = requests[0].is_suspect or isinstance(error, ServerDied)
-            failed_at = min(requests[0].failed_at, now)
-            self.waiting.append(replace(requests[0], failed_at=failed_at, is_alone=True, is_suspect=is_suspect))
-            self.suspended_until = now + OUTAGE_PAUSE
-            self.down_since = min(self.down_since, now)
-            self.last_error = error
-        else:
+        elif len(requests) > 1:
             for pending in requests:
-                yield self._respond(pending, failed(pending.request, error, lost=is_shared), now)
+                yield self._respond(pending, failed(pending.request, error, lost=True), now)
+        elif not is_outage or self._is_to_blame(requests[0], error):
+            yield self._respond(requests[0], failed(requests[0].request, error), now)
+        else:
+            yield from self._met_outage(requests[0], error, now)
 
-    def _may_repeat(self, pending: _Pending, error: BaseException, now: float) -> bool:
-        """Whether the backend is down rather than this request bad, and may come back in time."""
-        if now - pending.since >= self.max_outage:
-            return False
+    def _is_to_blame(self, pending: _Pending, error: BaseException) -> bool:
+        """Whether the request is the reason for an error that says that the backend is down."""
         if pending.is_suspect and isinstance(error, ServerDied):
-            return False
+            return True
         is_up = math.isinf(self.down_since)
         # Then a request that began after this one had failed was answered, and this one fails again.
-        others_are_answered = is_up and self.last_available > pending.failed_at
-        return not others_are_answered
+        return is_up and self.last_available > pending.failed_at
+
+    def _met_outage(self, pending: _Pending, error: BaseException, now: float) -> Iterator[tuple[Any, Response]]:
+        self.down_since = min(self.down_since, now)
+        self.last_error = error
+        if now - pending.since >= self.max_outage:
+            yield self._respond(pending, failed(pending.request, error), now)
+            return
+        is_suspect = pending.is_suspect or isinstance(error, ServerDied)
+        failed_at = min(pending.failed_at, now)
+        self.waiting.append(replace(pending, failed_at=failed_at, is_alone=True, is_suspect=is_suspect))
+        self.suspended_until = now + OUTAGE_PAUSE
 
     def _begin(self, pending: tuple[_Pending, ...]) -> None:
         future: futures.Future[Sequence[Response | BaseException]] = futures.Future()

@@ -15,7 +15,7 @@ from memsearcher_jax.rl import tool_executor
 from memsearcher_jax.rl.tool_executor import Backend, ToolExecutor, search_backend, tool_backends
 from memsearcher_jax.types import Call, Query, Search, ToolResult
 
-TIMEOUT = 0.05
+TIMEOUT = 0.15
 Kind = Literal["good", "wrong", "lost", "late", "killer"]
 
 
@@ -90,10 +90,10 @@ def run(executor, requests):
     return responses
 
 
-KINDS = st.lists(st.sampled_from(["good", "good", "good", "wrong", "lost", "late"]), min_size=1, max_size=7)
+KINDS = st.lists(st.sampled_from(["good", "good", "good", "wrong", "lost", "late"]), min_size=1, max_size=6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     kinds=KINDS,
     outage=st.builds(range, st.integers(0, 3), st.integers(0, 6)),
@@ -104,7 +104,7 @@ KINDS = st.lists(st.sampled_from(["good", "good", "good", "wrong", "lost", "late
 def test_any_schedule_of_failures(kinds, outage, max_concurrency, batches, repeats):
     service = Service({str(number): kind for number, kind in enumerate(kinds)}, outage)
     backend = Backend(
-        service.answer, TIMEOUT, max_outage=0.4, max_concurrency=max_concurrency, batches=batches, repeats=repeats
+        service.answer, TIMEOUT, max_outage=1.0, max_concurrency=max_concurrency, batches=batches, repeats=repeats
     )
     requests = [Named(str(number)) for number in range(len(kinds))]
     responses = run(ToolExecutor({"": backend}), requests)
@@ -150,7 +150,7 @@ def test_a_service_that_answers_nothing_is_given_up_for_all_at_once():
         errors |= {caller: result.error for caller, (result,) in executor.completed()}
         executor.start()
     assert set(errors.values()) == {f"TimeoutError: no answer in {TIMEOUT:g} s"} and len(errors) == 60
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 3.0
 
 
 class DyingServer:
