@@ -27,6 +27,7 @@ COMMANDS = {
     "import_gguf": "import_gguf",
     "build_corpus": "build_corpus",
     "build_index": "build_index",
+    "make_questions": "make_questions",
     "serve_agent": "serve_agent",
     "serve_search": "serve_search",
     "plan_tpu": "plan_tpu",

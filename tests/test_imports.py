@@ -58,6 +58,7 @@ LIBRARIES = {f"{PACKAGE}.{name}" for name in PACKAGES} | {CONFIG, TOKENIZER, CHA
 PACKAGES["runs"] = LIBRARIES | {"fsspec", "huggingface_hub"}
 PACKAGES["rl"] = LIBRARIES | {RUNS, "mcp", *WEB}
 PACKAGES["sft"] = LIBRARIES | {RUNS, RL}
+PACKAGES["questions"] = LIBRARIES | {RL}
 PACKAGES["planning"] = LIBRARIES | {RUNS}
 PACKAGES["serving"] = LIBRARIES | {RUNS, RL, "fastapi", "pydantic", "starlette", "mcp"}
 # Settings import neither JAX nor a package that opens or runs anything.

@@ -17,6 +17,7 @@ from memsearcher_jax.launch import (
     evaluate,
     export_hf,
     import_gguf,
+    make_questions,
     plan_tpu,
     report,
     serve_agent,
@@ -39,6 +40,7 @@ COMMANDS: dict[str, type] = {
     "import_gguf": import_gguf.ImportGGUF,
     "build_corpus": build_corpus.BuildCorpus,
     "build_index": build_index.BuildIndex,
+    "make_questions": make_questions.MakeQuestions,
     "serve_agent": serve_agent.ServeAgent,
     "serve_search": serve_search.Serve,
     "plan_tpu": plan_tpu.PlanTpu,
@@ -53,6 +55,7 @@ REQUIRED = {
     "report": {"run": "a"},
     "import_gguf": {"file": "a.gguf", "out": "out"},
     "build_corpus": {"folder": "documents", "out": "out"},
+    "make_questions": {"passages": "passages.jsonl", "out": "out"},
     "jobset": {"topology": "v6e:4x8", "image": "i", "name": "n", "config": "nano", "out": "gs://b/d"},
     "queued_resource": {"action": "status", "name": "n", "zone": "z"},
 }

@@ -1,0 +1,163 @@
+"""Makes questions about passages of one's own, to train and to measure an agent on: a language model writes them.
+
+python launch/make_questions.py --passages passages.jsonl --out questions --count 500 \\
+    --writer.url http://host:8000/v1 --writer.model NAME
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":
+    import memsearcher_jax.launch.__main__  # noqa: F401  (runs `main` below)
+
+import os
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from memsearcher_jax.jsonl import encode_line
+from memsearcher_jax.launch import cli, outputs
+from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.logs.progress import Progress, announced
+from memsearcher_jax.questions.evidence import SPLITS, CorpusPassage, candidates
+from memsearcher_jax.questions.filters import REASONS
+from memsearcher_jax.questions.making import Candidate, Log, Maker, read_corpus, rows_by_split
+from memsearcher_jax.questions.writer import Writer, open_writer
+from memsearcher_jax.ranges import Count, CountOrZero, Hops, Seed
+from memsearcher_jax.report.console import make_table
+from memsearcher_jax.retrieval.builder.index_builder import build_index
+from memsearcher_jax.retrieval.config import RetrievalConfig
+from memsearcher_jax.retrieval.search import open_searcher
+from memsearcher_jax.rl.config import CompleterConfig
+
+REVIEW = "review.md"
+STRUCK = re.compile(r"^- \[[xX]\] `([^`]+)`", re.MULTILINE)
+SAMPLED_TEMPERATURE = 0.7
+MAX_HOPS = 3
+
+
+@dataclass(frozen=True)
+class MakeQuestions:
+    """Make questions about passages of one's own."""
+
+    passages: Annotated[Path, tyro.conf.arg(metavar="FILE")]
+    """The passages, as launch/build_corpus.py writes them."""
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """Directory to write: train.jsonl, tune.jsonl, test.jsonl, and candidates.jsonl, with which the same command
+    continues."""
+    count: Count = 100
+    """Questions to make, of all splits together."""
+    max_candidates: CountOrZero = 0
+    """Candidates to write in this call, at most: the bound on what it costs. 0: five times --count."""
+    hops: tuple[Hops, ...] = (1, 2, 3)
+    """Numbers of passages that a question needs, in turn."""
+    draws: Count = 3
+    """Answers without a passage that the writer gives to each question; one that is right strikes it."""
+    review: CountOrZero = 0
+    """Write so many of the questions to review.md, with their passages. Those that you mark with an x there are left
+    out by the next call."""
+    max_tokens: Count = 512
+    """Tokens of a reply of the writer, thoughts included."""
+    seed: Seed = 0
+    """Seed of the order in which passages are used."""
+    writer: CompleterConfig = field(default_factory=lambda: CompleterConfig(backend="openai"))
+    """The language model that writes the questions."""
+    json: cli.File = None
+    """Also write the result to this file, as JSON."""
+
+
+def main(argv: Sequence[str]) -> None:
+    # bm25s imports JAX, which would otherwise claim this host's accelerators.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    with cli.one_line_errors():
+        flags = cli.parse_flags(MakeQuestions, argv)
+        if flags.writer.backend != "openai":
+            raise ValueError(f"--writer.backend {flags.writer.backend}: questions are written by a service: omit it")
+        if not flags.hops or max(flags.hops) > MAX_HOPS:
+            raise ValueError(f"--hops: a question is of 1 to {MAX_HOPS} passages")
+        if flags.out.exists() and not flags.out.is_dir():
+            raise NotADirectoryError(f"--out {flags.out} is a file: choose a directory")
+        outputs.require_writable(flags.out / "train.jsonl", "--out")
+        writer = open_writer(flags.writer, flags.max_tokens, temperature=0.0)
+        examinee = open_writer(flags.writer, flags.max_tokens, SAMPLED_TEMPERATURE)
+        flags.out.mkdir(parents=True, exist_ok=True)
+        with outputs.output_lock(flags.out):
+            outputs.write_json(flags.json, make(flags, writer, examinee))
+
+
+def make(flags: MakeQuestions, writer: Writer, examinee: Writer) -> dict[str, Any]:
+    """Makes the questions, writes the splits even if the writer fails, and returns the numbers that it prints."""
+    with announced("reading the passages"):
+        corpus = read_corpus(flags.passages)
+    log = Log.open(flags.out)
+    review = flags.out / REVIEW
+    struck = frozenset(STRUCK.findall(review.read_text(encoding="utf-8"))) if review.exists() else frozenset[str]()
+    with announced("indexing the passages"):
+        index = flags.out / "index"
+        build_index(RetrievalConfig(method="bm25"), flags.passages, index)
+        searcher = open_searcher(RetrievalConfig(method="bm25", index=str(index)), index, ())
+    maker = Maker(writer, examinee, searcher, flags.draws, batch=2 * flags.writer.max_concurrency)
+    begun = len(log.passed(struck))
+    wanted = flags.count + len(log.passed()) - begun
+    try:
+        with Progress("questions", flags.count, done=begun) as progress:
+            shown = begun
+
+            def on_batch(passed: int) -> None:
+                nonlocal shown
+                now = passed - (wanted - flags.count)
+                progress.advance({}, by=now - shown)
+                shown = now
+
+            evidence = candidates(corpus, flags.hops, flags.seed)
+            maker.make(evidence, log, wanted, flags.max_candidates or 5 * flags.count, on_batch)
+    finally:
+        result = write(flags, corpus, log, struck)
+        tokens = writer.tokens + examinee.tokens
+        print(f"the writer read {tokens['prompt_tokens']:,} tokens and wrote {tokens['completion_tokens']:,}")
+    return {**result, "tokens": dict(tokens)}
+
+
+def write(flags: MakeQuestions, corpus: Sequence[CorpusPassage], log: Log, struck: frozenset[str]) -> dict[str, Any]:
+    """Writes the splits and the sheet for review, and prints what became of all candidates."""
+    passed = log.passed(struck)
+    rows = rows_by_split(passed)
+    for split, of_split in rows.items():
+        atomic_write(flags.out / f"{split}.jsonl", "".join(map(encode_line, of_split)).encode())
+    sheet = flags.out / REVIEW
+    if flags.review and not sheet.exists():
+        atomic_write(sheet, review_sheet(corpus, passed, flags.review).encode())
+        print(f"{sheet}: mark what is to be left out with an x, and repeat the command")
+    table = make_table("candidates", "number", "what became of them", left=("candidates", "what became of them"))
+    table.add_row("passed", f"{len(passed):,}", ", ".join(f"{split} {len(rows[split]):,}" for split in SPLITS))
+    counts = log.counts(struck)
+    for reason, number in counts.items():
+        table.add_row(reason, f"{number:,}", REASONS[reason])
+    Console().print(table)
+    hops = {number: sum(candidate.hops == number for candidate in passed) for number in (1, 2, 3)}
+    print(f"{flags.out}: {len(passed):,} questions, of 1, 2 and 3 passages: {hops[1]:,}, {hops[2]:,}, {hops[3]:,}")
+    return {
+        "questions": len(passed),
+        "splits": {split: len(of_split) for split, of_split in rows.items()},
+        "hops": hops,
+        "struck": counts,
+        "candidates": len(log.candidates),
+    }
+
+
+def review_sheet(corpus: Sequence[CorpusPassage], passed: Sequence[Candidate], count: int) -> str:
+    """Some of the questions as a list to mark, in Markdown."""
+    texts = {entry.passage.id: entry.passage.contents for entry in corpus}
+    chosen = random.Random(0).sample(passed, min(count, len(passed)))
+    lines = ["# Questions to read", "", "Mark what is to be left out: `[x]`.", ""]
+    for candidate in chosen:
+        lines.append(f"- [ ] `{candidate.problem.id}` **{candidate.question}** {candidate.answer}")
+        for passage_id in candidate.supporting_ids:
+            text = " ".join(texts.get(passage_id, "").split())
+            lines.append(f"  - {passage_id}: {text}")
+    return "\n".join(lines) + "\n"

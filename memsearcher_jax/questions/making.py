@@ -1,0 +1,240 @@
+"""The loop that makes questions: the writer writes, filters strike, and every candidate is kept in a log.
+
+The log is appended after each batch, so that a writer that is slow, answers nothing or is killed costs no finished
+question; the same command continues. A candidate that failed because of the service is tried again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from memsearcher_jax.jsonl import encode_line, numbered_lines, parse_object
+from memsearcher_jax.questions.evidence import SPLITS, CorpusPassage, Evidence
+from memsearcher_jax.questions.filters import REASONS, QuestionWords, is_answered, text_reason, words_of
+from memsearcher_jax.questions.writer import Writer, answer_prompt, parse, write_prompt
+from memsearcher_jax.retrieval import audit
+from memsearcher_jax.retrieval.search import Searcher
+from memsearcher_jax.types import Passage, Problem, Prompt
+
+LOG = "candidates.jsonl"
+FOUND_AT = "@20"  # the results of a question or its oracle query in which its pages must be
+RETRIED = {"failed"}
+
+
+class WriterDown(OSError):
+    """The service answers nothing. Finished candidates are in the log."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A question that was written, or tried; a line of the log."""
+
+    key: str  # of its evidence
+    split: str
+    hops: int
+    supporting_ids: list[str]
+    supporting_titles: list[str]
+    question: str = ""
+    answer: str = ""
+    reason: str = ""  # a key of REASONS; "" for a question that passed
+    detail: str = ""  # such as the error or the reply that could not be read
+
+    @property
+    def problem(self) -> Problem:
+        metadata = {"supporting_titles": self.supporting_titles, "supporting_ids": self.supporting_ids}
+        return Problem(f"{self.hops}hop_{self.key}", self.question, (self.answer,), {"hops": self.hops, **metadata})
+
+
+@dataclass
+class Log:
+    """The candidates of a folder, in the order in which they were finished."""
+
+    file: Path
+    candidates: dict[str, Candidate] = field(default_factory=dict)  # by key
+
+    @classmethod
+    def open(cls, folder: Path) -> Log:
+        """Reads what is there. A last line that was cut by a kill is removed."""
+        log = cls(folder / LOG)
+        if not log.file.exists():
+            return log
+        content = log.file.read_bytes()
+        complete = content[: content.rfind(b"\n") + 1]
+        if complete != content:
+            log.file.write_bytes(complete)
+        if not complete:
+            return log
+        for where, line in numbered_lines(log.file):
+            candidate = Candidate(**parse_object(where, line))
+            log.candidates[candidate.key] = candidate
+        return log
+
+    def add(self, candidates: Iterable[Candidate]) -> None:
+        with self.file.open("a", encoding="utf-8") as file:
+            for candidate in candidates:
+                file.write(encode_line(asdict(candidate)))
+                self.candidates[candidate.key] = candidate
+
+    def passed(self, struck: frozenset[str] = frozenset()) -> list[Candidate]:
+        return [
+            candidate
+            for candidate in self.candidates.values()
+            if not candidate.reason and candidate.problem.id not in struck
+        ]
+
+    def counts(self, struck: frozenset[str] = frozenset()) -> dict[str, int]:
+        """How many candidates each filter struck, in the order of REASONS."""
+        reasons = Counter(candidate.reason for candidate in self.candidates.values() if candidate.reason)
+        reasons["struck"] = len(self.passed()) - len(self.passed(struck))
+        return {reason: reasons[reason] for reason in REASONS if reasons[reason]}
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Makes questions from evidence until there are enough."""
+
+    writer: Writer  # writes, and answers from a passage
+    examinee: Writer  # the same service, sampled: it answers without passages
+    searcher: Searcher
+    draws: int  # answers of the examinee to each question
+    batch: int
+
+    def make(
+        self,
+        evidence: Iterator[Evidence],
+        log: Log,
+        count: int,
+        max_candidates: int,
+        on_batch: Callable[[int], None] = lambda passed: None,
+    ) -> None:
+        """Append to the log until `count` questions passed, `max_candidates` were tried now, or evidence is used up.
+
+        Raises WriterDown if the service fails for a whole batch.
+        """
+        earlier = [words_of(candidate.question, candidate.answer) for candidate in log.passed()]
+        tried = 0
+        waiting = (unit for unit in evidence if not _is_done(log, unit))
+        while len(log.passed()) < count and tried < max_candidates:
+            batch = list(islice(waiting, min(self.batch, max_candidates - tried)))
+            if not batch:
+                return
+            tried += len(batch)
+            finished = self._checked(batch, self._write(batch), earlier)
+            log.add(finished)
+            on_batch(len(log.passed()))
+            failures = [candidate for candidate in finished if candidate.reason == "failed"]
+            if len(failures) == len(finished):
+                raise WriterDown(f"{failures[0].detail}; the same command continues")
+
+    def _write(self, batch: Sequence[Evidence]) -> list[Candidate]:
+        written = list[Candidate]()
+        completions = self.writer.ask([write_prompt(unit) for unit in batch])
+        for unit, completion in zip(batch, completions, strict=True):
+            candidate = _candidate(unit)
+            found = parse(completion.text)
+            if completion.error:
+                candidate = replace(candidate, reason="failed", detail=completion.error)
+            elif found is None:
+                candidate = replace(candidate, reason="unreadable", detail=completion.text[:500])
+            else:
+                candidate = replace(candidate, question=found.question, answer=found.answer)
+                candidate = replace(candidate, reason=text_reason(found.question, found.answer, unit))
+            written.append(candidate)
+        return written
+
+    def _checked(
+        self, batch: Sequence[Evidence], candidates: Sequence[Candidate], earlier: list[QuestionWords]
+    ) -> list[Candidate]:
+        """The candidates after the checks that need other questions, the writer or the search."""
+        checked = list(candidates)
+        for number, candidate in enumerate(checked):
+            if candidate.reason:
+                continue
+            words = words_of(candidate.question, candidate.answer)
+            if any(words.is_like(other) for other in earlier):
+                checked[number] = replace(candidate, reason="alike")
+            else:
+                earlier.append(words)
+        self._strike_known(checked)
+        self._strike_single(checked, batch)
+        open_ = [number for number, candidate in enumerate(checked) if not candidate.reason]
+        audited = audit.audit([checked[number].problem for number in open_], self.searcher, None)
+        for number, question in zip(open_, audited, strict=True):
+            if not any(question.titles[query + FOUND_AT] == 1 for query in audit.QUERIES):
+                checked[number] = replace(checked[number], reason="not_found")
+        return checked
+
+    def _strike_known(self, checked: list[Candidate]) -> None:
+        """Strike what the examinee answers without passages in one of its draws."""
+        open_ = [number for number, candidate in enumerate(checked) if not candidate.reason]
+        numbers = [number for number in open_ for _ in range(self.draws)]
+        replies = self.examinee.ask([answer_prompt(checked[number].question) for number in numbers])
+        for number, reply in zip(numbers, replies, strict=True):
+            self._strike(checked, number, reply.text, reply.error, "known")
+
+    def _strike_single(self, checked: list[Candidate], batch: Sequence[Evidence]) -> None:
+        """Strike questions of several passages that the writer answers from one of them."""
+        numbers = list[int]()
+        passages = list[Passage]()
+        for number, (candidate, unit) in enumerate(zip(checked, batch, strict=True)):
+            if not candidate.reason and unit.hops > 1:
+                numbers += [number] * unit.hops
+                passages += unit.passages
+        prompts = list[Prompt]()
+        for number, passage in zip(numbers, passages, strict=True):
+            prompts.append(answer_prompt(checked[number].question, passage))
+        replies = self.writer.ask(prompts)
+        for number, reply in zip(numbers, replies, strict=True):
+            self._strike(checked, number, reply.text, reply.error, "one_passage_suffices")
+
+    def _strike(self, checked: list[Candidate], number: int, text: str, error: str, reason: str) -> None:
+        candidate = checked[number]
+        if candidate.reason:
+            return
+        if error:  # unchecked: the same command tries again
+            checked[number] = replace(candidate, reason="failed", detail=error)
+        elif is_answered(text, candidate.answer):
+            checked[number] = replace(candidate, reason=reason, detail=text[:500])
+
+
+def rows_by_split(candidates: Sequence[Candidate]) -> Mapping[str, list[dict[str, Any]]]:
+    """The questions in FlashRAG's layout, by split."""
+    rows: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
+    for candidate in candidates:
+        problem = candidate.problem
+        row = {"id": problem.id, "question": problem.question, "golden_answers": list(problem.golden_answers)}
+        rows[candidate.split].append({**row, "metadata": problem.metadata})
+    return rows
+
+
+def read_corpus(file: Path) -> list[CorpusPassage]:
+    """The passages of a corpus with their documents. Raises FileNotFoundError or ValueError, in one line."""
+    from memsearcher_jax.retrieval.corpus import read_passages
+
+    sources = list[str]()
+    for where, line in numbered_lines(file):
+        metadata = parse_object(where, line).get("metadata")
+        source = metadata.get("source") if isinstance(metadata, dict) else None
+        sources.append(source if isinstance(source, str) else "")
+    passages = [passage for _, passage in read_passages(file)]
+    return [CorpusPassage(passage, source or passage.title) for passage, source in zip(passages, sources, strict=True)]
+
+
+def _is_done(log: Log, evidence: Evidence) -> bool:
+    candidate = log.candidates.get(evidence.key)
+    return candidate is not None and candidate.reason not in RETRIED
+
+
+def _candidate(evidence: Evidence) -> Candidate:
+    return Candidate(
+        evidence.key,
+        evidence.split,
+        evidence.hops,
+        [passage.id for passage in evidence.passages],
+        list(dict.fromkeys(passage.title for passage in evidence.passages)),
+    )
