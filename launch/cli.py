@@ -32,6 +32,7 @@ from memsearcher_jax.agent.tool_state import named_tools
 from memsearcher_jax.checks import check, check_agent, check_ranges
 from memsearcher_jax.config import RunConfig, agent_of, differences, from_dict, settings, to_dict
 from memsearcher_jax.launch import command_words, compile_cache, help_pages, interrupts, outputs, preconditions
+from memsearcher_jax.launch.unused_settings import given_settings, refuse_unused
 from memsearcher_jax.retrieval.config import HASHING
 from memsearcher_jax.runs import hub
 from memsearcher_jax.runs.export_settings import find_export, read_export_config
@@ -46,7 +47,6 @@ LOG_LEVELS = {
     "matplotlib": logging.ERROR,
     "gcsfs": logging.CRITICAL,  # it logs tracebacks of what it raises
 }
-TPU_VM_VARIABLES = {"TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE"}
 IS_PATH = "the text of this flag is a path, or several that commas separate"  # in the Annotated type of a flag
 Directory = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
@@ -101,9 +101,11 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
         return
     for library, level in LOG_LEVELS.items():
         logging.getLogger(library).setLevel(level)
-    may_have_tpu = preconditions.has_accelerator() or TPU_VM_VARIABLES & os.environ.keys()
+    may_have_tpu = preconditions.has_accelerator() or preconditions.has_tpu()
     if importlib.util.find_spec("libtpu") and not may_have_tpu:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # as JAX chooses, after errors that libtpu prints
+    if preconditions.has_tpu() and (fault := preconditions.libtpu_fault()):
+        print(outputs.printable(fault), file=sys.stderr)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # it was closed
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
@@ -147,6 +149,9 @@ def parse_settings(command: type[CommandT], source: SettingsSource, words: Seque
         flags = _new(command, source, words)
     check(flags.run)
     open_own_files(flags.run)
+    left_out = refuse_unused(command.__name__, given_settings(words), flags.run)
+    if left_out:
+        print(f"left out, because this command does not use it: --{', --'.join(left_out)}", file=sys.stderr)
     given_as = {"model.path": "--checkpoint"} if flags.checkpoint else {}
     flags = replace(flags, run=with_absolute_paths(hub.pinned(flags.run, flags=given_as)))
     compile_cache.choose(flags.compile_cache, flags.run.mesh.cpu_devices)

@@ -84,6 +84,8 @@ def main(argv: Sequence[str]) -> None:
         if flags.topology.partition(":")[0] in CHIPS:
             find_slice(flags.topology)
             preconditions.require_extra("tpu", "libtpu")
+            if fault := preconditions.libtpu_fault():
+                raise ValueError(fault)
         os.environ.update(ENVIRONMENT)
         with announced() as begin:
             begin("loading the compiler")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
+from importlib import metadata
 from pathlib import Path
 
 from memsearcher_jax.config import RunConfig, agent_of, differences
@@ -13,6 +15,8 @@ from memsearcher_jax.retrieval.config import HASHING, RetrievalConfig
 from memsearcher_jax.retrieval.hashing_encoder import TextEncoder
 from memsearcher_jax.runs.run_dir import INDEX, is_run, read_run_config
 
+TPU_VM_VARIABLES = {"TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE"}
+_LIBTPU = re.compile(r"libtpu\s*\(?(==|>=|~=)([\d.]+)")  # in the metadata of jax, for its extra `tpu`
 ACCELERATORS = ("accel*", "vfio/[0-9]*", "nvidia[0-9]*", "dxg", "kfd")  # devices of TPUs, of newer TPUs, and of GPUs
 
 
@@ -80,6 +84,34 @@ def has_accelerator() -> bool:
     if platform := os.environ.get("JAX_PLATFORMS", "").partition(",")[0]:
         return platform != "cpu"
     return any(any(Path("/dev").glob(device)) for device in ACCELERATORS)
+
+
+def libtpu_fault() -> str:
+    """A line about a libtpu that is older than JAX requires, or that TPU_LIBRARY_PATH names; "" for none.
+
+    The images of notebooks bring libraries of their own, with which kernels fail while they are compiled.
+    """
+    required = next((found for line in metadata.requires("jax") or () if (found := _LIBTPU.match(line))), None)
+    if required is None or importlib.util.find_spec("libtpu") is None:
+        return ""
+    wanted = f"jax {metadata.version('jax')} requires libtpu {required[1]}{required[2]}"
+    if library := os.environ.get("TPU_LIBRARY_PATH"):
+        return f"TPU_LIBRARY_PATH is {library}, and {wanted}: unset it, so that the installed libtpu is used"
+    installed = metadata.version("libtpu")
+    least = _numbers(required[2])
+    if _numbers(installed)[: len(least)] < least:
+        return f"libtpu {installed} is too old, {wanted}: pip install -U 'jax[tpu]' in a fresh virtual environment"
+    return ""
+
+
+def has_tpu() -> bool:
+    """Whether this machine is a TPU VM, or has a device of a TPU, without JAX."""
+    devices = (device for device in ACCELERATORS if device.startswith(("accel", "vfio")))
+    return bool(TPU_VM_VARIABLES & os.environ.keys()) or any(any(Path("/dev").glob(device)) for device in devices)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def print_skipped(problems: ProblemSplits) -> None:

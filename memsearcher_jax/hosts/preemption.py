@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from memsearcher_jax.hosts.ending import STOPPED, EndReason, RunEnded
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 ADDRESS = "JAX_COORDINATOR_ADDRESS"
 COUNT = "JAX_NUM_PROCESSES"
 INDEX = "JAX_PROCESS_ID"
+WORKER_VARIABLES = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")  # of all hosts of a slice, with commas
+LOCAL_NAMES = ("local", "localhost", "127.0.0.1")
 STOP_KEY = "memsearcher/stop"  # in the key-value store of the coordinator
 FAILED_KEY = "memsearcher/failed"
 BROADCAST_SECONDS = 3.0  # in which a failed host stays alive, so that the others see its FAILED_KEY
@@ -49,13 +51,13 @@ def joined(*, stoppable: bool = True, timeout: int = JOIN_SECONDS) -> Iterator[H
     signals end the process.
 
     JAX joins the hosts first where the environment names a coordinator (JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES,
-    JAX_PROCESS_ID), or where JAX_PLATFORMS begins with tpu and the TPU's environment describes the slice. All must
+    JAX_PROCESS_ID), or where JAX_PLATFORMS begins with tpu and the slice may have other hosts (`must_join`). All must
     start within `timeout` seconds. Until all have joined, SIGTERM, the timeout and the loss of a host exit with 85.
     Raises ValueError in one line if the devices belong to several hosts that are not joined.
     """
     job = _Job()
     with signals_watched(job.on_signal) if stoppable else contextlib.nullcontext():
-        if ADDRESS in os.environ or os.environ.get("JAX_PLATFORMS", "").startswith("tpu"):
+        if must_join(os.environ):
             job.join(timeout)
         import jax
 
@@ -77,6 +79,22 @@ def joined(*, stoppable: bool = True, timeout: int = JOIN_SECONDS) -> Iterator[H
             job.abort(error)
         else:
             job.shutdown()
+
+
+def must_join(environment: Mapping[str, str]) -> bool:
+    """Whether this process is to join others, or may be: JAX finds out which, on a TPU.
+
+    A notebook's TPU has one host whose only worker is named local or localhost, which JAX cannot resolve.
+    """
+    if ADDRESS in environment:
+        return True
+    if not environment.get("JAX_PLATFORMS", "").startswith("tpu"):
+        return False
+    if any(name.startswith("MEGASCALE_") for name in environment):
+        return True
+    workers = [environment[name].split(",") for name in WORKER_VARIABLES if environment.get(name)]
+    is_alone = all(len(names) == 1 and names[0].partition(":")[0] in LOCAL_NAMES for names in workers)
+    return not (workers and is_alone)
 
 
 def label(hosts: Hosts, what: str) -> str:

@@ -172,3 +172,24 @@ def test_the_loss_of_a_host_that_has_joined_exits_with_85(start_host):
     coordinator, host = start_host(0, 30, "dies"), start_host(1, 30)
     assert coordinator.wait(60) == 9
     stopped(host)
+
+
+@pytest.mark.parametrize(
+    ("environment", "joins"),
+    [
+        ({}, False),
+        ({"JAX_PLATFORMS": "cpu", "TPU_WORKER_HOSTNAMES": "a,b"}, False),
+        ({"JAX_COORDINATOR_ADDRESS": "a:1"}, True),
+        ({"JAX_PLATFORMS": "tpu"}, True),  # a TPU VM, whose metadata server knows
+        ({"JAX_PLATFORMS": "tpu,cpu", "TPU_WORKER_HOSTNAMES": "a,b"}, True),
+        ({"JAX_PLATFORMS": "tpu", "TPU_WORKER_HOSTNAMES": "a"}, True),
+        ({"JAX_PLATFORMS": "tpu", "TPU_PROCESS_ADDRESSES": "local", "TPU_WORKER_HOSTNAMES": "localhost"}, False),
+        ({"JAX_PLATFORMS": "tpu,cpu", "TPU_WORKER_HOSTNAMES": "localhost"}, False),
+        ({"JAX_PLATFORMS": "tpu", "TPU_PROCESS_ADDRESSES": "localhost:8476"}, False),
+        ({"JAX_PLATFORMS": "tpu", "TPU_PROCESS_ADDRESSES": "localhost:8476,localhost:8477"}, True),
+        ({"JAX_PLATFORMS": "tpu", "TPU_WORKER_HOSTNAMES": "localhost", "MEGASCALE_NUM_SLICES": "2"}, True),
+        ({"JAX_PLATFORMS": "tpu", "TPU_WORKER_HOSTNAMES": "localhost", "JAX_COORDINATOR_ADDRESS": "a:1"}, True),
+    ],
+)
+def test_the_only_worker_of_a_notebook_joins_nobody(environment, joins):
+    assert preemption.must_join(environment) == joins
