@@ -24,6 +24,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+import numpy as np
+
 from memsearcher_jax.agent.base import Agent, Scoring
 from memsearcher_jax.agent.prompts import ASSISTANT
 from memsearcher_jax.agent.run import checked, run_workflow
@@ -221,7 +223,8 @@ def _try(agent: Agent, counter: TokenCounter, problem: Problem, script: Script) 
 
     def generate(request: Generate) -> Completion:
         if isinstance(request.text, Prompt):
-            contexts.append(Context((0, 0), (0.0, 0.0), (False, True)))
+            sampled = np.array([False, True])
+            contexts.append(Context(np.zeros(2, np.int32), np.zeros(2, np.float32), sampled))
         if not contexts:
             raise ValueError("a workflow must open a context with a Prompt before it adds text")
         completion = Completion(script.reply)

@@ -37,7 +37,7 @@ def test_a_turn_searches_or_calculates_and_adds_a_note():
     notes = ["<memory> opened 1894 </memory>", "<memory> 75 years </memory>"]
     outcome, policy = play([SEARCH, notes[0], CALCULATE, notes[1], ANSWER])
     assert (outcome.stop, outcome.answer) == (StopReason.ANSWERED, "75")
-    assert [turn.memory for turn in outcome.turns] == ["", "opened 1894", "opened 1894\n75 years"]
+    assert [turn.memory for turn in outcome.turns] == ["", "opened 1894", "opened 1894 75 years"]
     assert "1894" in outcome.turns[0].observation and "75" in outcome.turns[1].observation
     assert '"name": "calculate"' in policy.requests[0].text["prefix"], "the schema is part of the system message"
     outcome, _ = play([SEARCH, notes[0], CALCULATE, notes[1], ANSWER], memory_tokens=12)
@@ -54,16 +54,17 @@ def test_the_calculator_takes_arithmetic_alone(expression, text):
     assert (result.text or result.error).startswith(text)
 
 
-def test_its_reward_prefers_short_trajectories():
+def test_its_reward_prefers_short_trajectories_among_right_ones():
     problem, batch = Problem("q", "?", ("75",)), []
     for script in ([ANSWER], [SEARCH, "<memory> m </memory>", ANSWER], [SEARCH, "no memory"]):
         outcome, _ = play(script)
         batch.append(ScoredTrajectory(Trajectory(problem, 0, outcome, (), ""), 0.0))
-    assert [round(one.reward, 2) for one in own_rewards(FILE, batch)] == [0.98, 0.96, -0.02]
+    assert [round(one.reward, 2) for one in own_rewards(FILE, batch)] == [0.98, 0.96, 0.0]
 
 
 def test_it_is_trained_on_the_synthetic_encyclopedia(tmp_path):
     own = f"--agent.workflow {FILE} --agent.tools {FILE} --reward.function {FILE}"
+    own += " --agent.observation_tokens 128"  # the tool's schema takes their place in the context
     tpu_train.main([*SMALL_RUN.split(), *own.split(), "--out", str(tmp_path / "run")])
     assert [step["step"] for step in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [0, 1]
     trained = list(read_trajectories(step_path(tmp_path / "run", 1)))

@@ -4,6 +4,7 @@ import os
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from memsearcher_jax.logs.metrics import read_metrics
 
 # Compilation takes half of the time; these flags compile fewer programs and change results only by rounding.
 FEWER_PROGRAMS = "--sampling.decode_batch_sizes --training.grad_accum_steps 4"
+MY_AGENT = str(Path(tpu_train.__file__).parents[1] / "examples" / "my_agent.py")
 TWO_HOPS = "--data.encyclopedia.hops 2 --data.encyclopedia.train_questions 1000"
 
 
@@ -21,10 +23,13 @@ TWO_HOPS = "--data.encyclopedia.hops 2 --data.encyclopedia.train_questions 1000"
     [
         (f"--config tiny {TWO_HOPS} --rl.steps 6 --rl.group_size 6 --sampling.prefill_buckets 256", "reward", 0.15),
         ("--config tiny_memalpha --rl.steps 12", "accuracy", 0.1),
+        (f"--config tiny --agent.workflow {MY_AGENT} --reward.function {MY_AGENT} --rl.steps 16", "reward", 0.1),
     ],
 )
 def test_what_is_rewarded_improves_from_the_packaged_weights(flags, metric, gain, tmp_path):
-    """Two-hop questions, which the initial policy mostly guesses, and streams. In a process with one device.
+    """Two-hop questions, which the initial policy mostly guesses, streams, and the agent and reward of docs/extend.md.
+
+    In a process with one device.
 
     A step has sixteen questions whose mean rewards have a standard deviation of about 0.3, so the standard error of the
     difference of two means over two and three steps is 0.07. The bound is twice that, and half of the measured gain.
