@@ -59,6 +59,7 @@ PANELS = (
     Panel("Likelihood of right answers", "mean log-probability", (MetricName.CORRECT_LOGPROB,), None),
     Panel("Sampler vs trainer", "mean |Δ log-probability|", (MetricName.LOGPROB_DIFF_MEAN,)),
     Panel("Idle slots", "fraction of the sampler's slots", (MetricName.IDLE_SLOT_SHARE,)),
+    Panel("Host wait", "seconds of a rollout without a call", (MetricName.HOST_WAIT,)),
     Panel("Search latency", "seconds, mean and 95th percentile", (rf"{MetricName.SEARCH_LATENCY}(_p95)?",)),
     Panel("Device memory", "GB in use, and peak", (MetricName.DEVICE_GB, MetricName.DEVICE_PEAK_GB)),
     Panel("Exact match by hops", "fraction of trajectories", (rf"{MetricName.EXACT_MATCH}/\d+_hops",)),
