@@ -17,7 +17,8 @@ import common
 import numpy as np
 import tyro
 
-TYPES, CHUNK = ("compute_dtype", "int8"), 128
+TYPES = ("compute_dtype", "int8")
+CHUNK = 128
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ def main(flags: Mismatch) -> None:
     for stored in TYPES:
         published = sharding.publish(params, model, mesh, model.compute_dtype if stored == TYPES[0] else stored)
         for cached in TYPES:
-            slots, tokens = (flags.contexts,), flags.prompt + flags.new
-            engine = common.open_engine(model, mesh, published, slots, tokens, weights=stored, kv=cached)
+            tokens = flags.prompt + flags.new
+            engine = common.open_engine(model, mesh, published, (flags.contexts,), tokens, weights=stored, kv=cached)
             contexts = common.generate(engine, published, prompts.tolist(), flags.new)
             batch = common.packed(contexts, -(-tokens // CHUNK) * CHUNK)
             logprob_BT = np.concatenate([trainer(params, row) for row in batch.split(1)])

@@ -49,7 +49,7 @@ def count_work(program: str, *, unknown_trips: int) -> Work:
             opcode = match[1] if (match := _OPCODE.match(line)) else ""
             if opcode == "while":
                 ((condition, body),) = _LOOP.findall(line)
-                limits = [int(limit) for one in computations[condition] for limit in _CONSTANT.findall(one)]
+                limits = [int(limit) for limit in _CONSTANT.findall("\n".join(computations[condition]))]
                 trips = limits[0] if len(limits) == 1 else unknown_trips  # it counts up from 0 by 1 to a constant
                 total = total + trips * (work_of(body) + work_of(condition))
             elif branches := _BRANCHES.search(line):

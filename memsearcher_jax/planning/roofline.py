@@ -80,8 +80,14 @@ class Workload:
         """With the defaults as the run's contexts can be: a shorter one has as much less of each kind of token."""
         likely = ONE_CONTEXT if agent_of(config).has_one_context else Workload()
         share = min(config.sampling.context_tokens / likely.context_tokens, 1.0)
-        values = {name: value * (share if name.endswith("_tokens") else 1.0) for name, value in asdict(likely).items()}
-        return Workload(**values | {name: x for name, x in asdict(self).items() if x != getattr(Workload, name)})
+        values = asdict(likely)
+        for name in values:
+            if name.endswith("_tokens"):
+                values[name] *= share
+        for name, value in asdict(self).items():
+            if value != getattr(Workload, name):
+                values[name] = value
+        return Workload(**values)
 
 
 ONE_CONTEXT = Workload(
@@ -143,9 +149,13 @@ class Topology:
 
     def phase(self, name: str, flops: float, hbm_bytes: float, sent_bytes: float, cycles: float | None = None) -> Phase:
         """A phase in which each device does this much."""
-        chip, links = self.chip, sent_bytes / self.link_bandwidth
-        operations = None if cycles is None else cycles / chip.clock
-        return Phase(name, flops / chip.flops, hbm_bytes / chip.hbm_bandwidth, links, operations)
+        return Phase(
+            name,
+            compute=flops / self.chip.flops,
+            memory=hbm_bytes / self.chip.hbm_bandwidth,
+            links=sent_bytes / self.link_bandwidth,
+            operations=None if cycles is None else cycles / self.chip.clock,
+        )
 
 
 def matmul_param_bytes(model: ModelConfig) -> float:
@@ -166,10 +176,14 @@ def rows_per_step(config: RunConfig, workload: Workload) -> float:
 
 def scoring_passes(config: RunConfig) -> dict[str, int]:
     """Forward passes over each row before the update: of the reference, or the policy before it, and of the teacher."""
-    training, teacher = config.training, config.teacher
-    is_reference = not teacher.path and bool(training.kl_coefficient)
-    passes = {"reference": is_reference + (training.old_logprobs == "trainer"), "teacher": int(bool(teacher.path))}
-    return {name: count for name, count in passes.items() if count}
+    passes = {}
+    of_reference = bool(config.training.kl_coefficient) and not config.teacher.path
+    of_old_policy = config.training.old_logprobs == "trainer"
+    if of_reference or of_old_policy:
+        passes["reference"] = of_reference + of_old_policy
+    if config.teacher.path:
+        passes["teacher"] = 1
+    return passes
 
 
 def training_phases(config: RunConfig, workload: Workload, topology: Topology) -> list[Phase]:
@@ -185,13 +199,17 @@ def training_phases(config: RunConfig, workload: Workload, topology: Topology) -
     # A query needs the keys of its own context and those that all share, in whole blocks.
     keys = min(workload.context_tokens + ATTENTION_BLOCK, training.seq_len / 2)
 
-    mesh, phases = config.mesh.shape(len(topology.devices)), []
+    mesh = config.mesh.shape(len(topology.devices))
+    phases = []
     for name, calls in (scoring_passes(config) | {"update": 1}).items():
         model = teacher_model(config) if name == "teacher" else config.model
         row = forward_flops(model, training.seq_len, training.seq_len * keys, chunks * training.logit_chunk)
-        passes, row_flops = calls, calls * row.forward
-        if name == "update":  # which gathers the matrices twice, and scatters their gradients
-            passes, row_flops = 3, training_flops(model, row)
+        if name == "update":
+            passes = 3  # it gathers the matrices twice, and scatters their gradients
+            row_flops = training_flops(model, row)
+        else:
+            passes = calls
+            row_flops = calls * row.forward
         # From the devices that share them. A device writes and reads all, or its share along "tensor".
         gathered = passes * count * matmul_param_bytes(model) / mesh["tensor"]
         sent = gathered * (mesh["fsdp"] - 1) / mesh["fsdp"]
@@ -208,7 +226,8 @@ def sampling_phases(config: RunConfig, workload: Workload, topology: Topology, w
     model, sampling, rl = config.model, config.sampling, config.rl
     host_devices = len(topology.host_devices)
     trajectories = rl.prompts_per_step * rl.group_size / topology.hosts
-    contexts, tokens = trajectories * workload.contexts, trajectories * workload.contexts * workload.generated_tokens
+    contexts = trajectories * workload.contexts
+    tokens = contexts * workload.generated_tokens
     steps = tokens / (sampling.slots if rl.carry_over else min(sampling.slots, trajectories))
     extra_steps = 0 if rl.carry_over else max(workload.longest_tokens - steps, 0)
     param_bytes = matmul_param_bytes(model) / sampling.tensor
@@ -224,7 +243,7 @@ def sampling_phases(config: RunConfig, workload: Workload, topology: Topology, w
     decode_flops = tokens * forward_flops(model, 1, cached_tokens, 1).forward
 
     def phase(program: str, calls: float, flops: float, hbm_bytes: float, name: str = "") -> Phase:
-        cycles = calls * known.cycles if (known := work.get(program)) else None
+        cycles = calls * work[program].cycles if program in work else None
         return topology.phase(name or program, flops / host_devices, hbm_bytes, 0.0, cycles)
 
     decode_bytes = steps * param_bytes + tokens * cache_bytes / host_devices

@@ -51,10 +51,23 @@ def candidates(config: RunConfig, workload: Workload, topology: Topology) -> lis
 
 def min_saved_bytes(config: RunConfig, devices: int) -> float:
     """A lower bound of what a device saves for the backward pass: each layer's input, and what the policy names."""
-    model, training, saved = config.model, config.training, REMAT[::-1].index(config.model.remat)
+    model = config.model
+    training = config.training
     tensor = config.mesh.shape(devices)["tensor"]
-    heads, kv = model.heads * model.head_size, 2 * model.kv_heads * model.head_size
-    # "none" saves all four arrays of the feed-forward block.
-    split = sum((heads, heads + kv, model.ffn_size, model.ffn_size, 2 * model.ffn_size)[:saved]) / tensor
+    queries = model.heads * model.head_size
+    keys_and_values = 2 * model.kv_heads * model.head_size
+    # What each policy saves in addition to the one before it, per token. "none" saves all four arrays of the
+    # feed-forward block.
+    added = {
+        "nothing_saveable": 0,
+        "save_attention": queries,
+        "save_qkv_attention": queries + keys_and_values,
+        "save_qkv_attention_up": model.ffn_size,
+        "save_qkv_attention_gate_up": model.ffn_size,
+        "none": 2 * model.ffn_size,
+    }
+    assert tuple(added) == REMAT[::-1]
+    saved_by = list(added).index(model.remat) + 1
+    split = sum(list(added.values())[:saved_by]) / tensor
     rows = math.ceil(training.minibatch_rows // training.grad_accum_steps * tensor / devices)
     return rows * training.seq_len * model.layers * model.compute_itemsize * (model.embed_size + split)

@@ -10,8 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -66,8 +65,11 @@ class ResidentMemory:
 
 
 def find_topology(name: str) -> Topology:
-    """The topology with a name such as v5e:4x8, or of GPUs, h100:8 or h100:2x8: as many devices of the CPU, for which
-    nothing is compiled. Raises ValueError, in one line, for another name."""
+    """The topology with a name such as v5e:4x8, or of GPUs, h100:8 or h100:2x8.
+
+    Those of GPUs have as many devices of the CPU, for which nothing is compiled. Raises ValueError, in one line, for
+    another name.
+    """
     generation, _, shape = name.partition(":")
     form = r"([1-9]\d{0,2}x)?[1-8]" if generation in GPUS else r"\d+(x\d+)*"
     if generation not in CHIPS | GPUS or not re.fullmatch(form, shape):
@@ -79,10 +81,10 @@ def find_topology(name: str) -> Topology:
         return Topology.of(generation, lengths, devices, devices[: lengths[-1]])
     # The compiler refuses programs for a subset of a slice, so the devices of a host become a slice of their own.
     bounds = HOST_CHIPS.get(shape, (2, 2, 1))
-    shapes = (shape, "x".join(map(str, bounds[: len(lengths)])))
-    parts = (topologies.get_topology_desc(f"{generation}:{x}", "tpu", chips_per_host_bounds=bounds) for x in shapes)
-    devices, host_devices = (part.devices for part in parts)
-    return Topology.of(generation, lengths, devices, host_devices)
+    host_shape = "x".join(map(str, bounds[: len(lengths)]))
+    devices = topologies.get_topology_desc(f"{generation}:{shape}", "tpu", chips_per_host_bounds=bounds).devices
+    host = topologies.get_topology_desc(f"{generation}:{host_shape}", "tpu", chips_per_host_bounds=bounds)
+    return Topology.of(generation, lengths, devices, host.devices)
 
 
 def resident_memory(config: RunConfig, meshes: Meshes) -> ResidentMemory:
@@ -98,44 +100,70 @@ def resident_memory(config: RunConfig, meshes: Meshes) -> ResidentMemory:
     training = state + base + (0 if config.training.offload_reference else reference)
     sampler_params = _device_bytes(model_runner.abstract_params(model, config.sampling, meshes.local))
     slots = _device_bytes(model_runner.abstract_cache(model, config.sampling, meshes.local))
-    rollout = training + sampler_params + slots
-    return ResidentMemory(state, base, reference, training, sampler_params, slots, rollout)
+    return ResidentMemory(
+        state=state,
+        base=base,
+        reference=reference,
+        training=training,
+        sampler_params=sampler_params,
+        slots=slots,
+        rollout=training + sampler_params + slots,
+    )
+
+
+class _Call(NamedTuple):
+    """A program that is compiled, its arguments, and the bytes that the run keeps allocated besides these."""
+
+    name: str
+    program: Any
+    arguments: tuple
+    others: int
 
 
 def training_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iterator[Program]:
     """The update, and the log-probabilities of reference, old policy and teacher. Raises DoesNotFitError."""
-    mesh, memory, temperature = meshes.train, resident_memory(config, meshes), config.sampling.temperature
+    mesh = meshes.train
+    memory = resident_memory(config, meshes)
+    temperature = config.sampling.temperature
     training = with_plan(config.training, learning_rate_plan(config.training, config.rl.steps))
-    model, passes = sharding.select_attention(config.model, mesh, training.seq_len), scoring_passes(config)
+    model = sharding.select_attention(config.model, mesh, training.seq_len)
     # Outside jax.set_mesh: optax creates arrays to find out what its state holds, and the devices may not exist.
     state = update.abstract_state(model, update.make_optimizer(training), mesh)
     weights = _compute_params(model, mesh)
 
-    logprob_fn = partial(make_logprob_fn, config=training, temperature=temperature)
-    kept, rows = memory.state + memory.base + memory.reference, _abstract_batch(training, mesh)
-    arguments = state, _abstract_batch(training, mesh, resolved=True), weights if model.lora_rank else None
-    step, others = update_program(model, mesh, "grpo", temperature, training), memory.training - memory.state
-    calls: list[tuple[str, Any, tuple, int]] = [("update", step, arguments, others - memory.base)]
+    batch = _abstract_batch(training, mesh, resolved=True)
+    step = update_program(model, mesh, "grpo", temperature, training)
+    base = weights if model.lora_rank else None
+    calls = [_Call("update", step, (state, batch, base), memory.training - memory.state - memory.base)]
+
+    passes = scoring_passes(config)
+    rows = _abstract_batch(training, mesh)
+    kept = memory.state + memory.base + memory.reference
     if "reference" in passes:
-        of_policy = not training.kl_coefficient or config.teacher.path
-        params = state.params if of_policy and not model.lora_rank else weights
-        own = 0 if of_policy and model.lora_rank else _device_bytes(params)  # LoRA merges a copy of the policy
-        calls.append(("reference", logprob_fn(model), (params, rows), kept - own))
+        program = make_logprob_fn(model, training, temperature=temperature)
+        scores_policy = not training.kl_coefficient or bool(config.teacher.path)
+        params = state.params if scores_policy and not model.lora_rank else weights
+        merges_copy = scores_policy and model.lora_rank  # of the policy
+        own = 0 if merges_copy else _device_bytes(params)
+        calls.append(_Call("reference", program, (params, rows), kept - own))
     if "teacher" in passes:
-        taught_by = sharding.select_attention(teacher_model(config), mesh, training.seq_len)
-        params = _compute_params(taught_by, mesh)
-        teacher_fn = logprob_fn(taught_by, top_k=config.teacher.top_k)
-        calls.append(("teacher", teacher_fn, (params, rows), kept - memory.reference))
-    for name, program, arguments, others in calls:
-        notify(f"compiling {name}")
+        teacher = sharding.select_attention(teacher_model(config), mesh, training.seq_len)
+        program = make_logprob_fn(teacher, training, temperature=temperature, top_k=config.teacher.top_k)
+        calls.append(_Call("teacher", program, (_compute_params(teacher, mesh), rows), kept - memory.reference))
+
+    for call in calls:
+        notify(f"compiling {call.name}")
         with jax.set_mesh(mesh):
-            lowered = program.lower(*arguments)
-        yield _compile(name, lowered, others)
+            lowered = call.program.lower(*call.arguments)
+        yield _compile(call.name, lowered, call.others)
 
 
 def sampling_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iterator[Program]:
     """The programs of a host's sampler, then the publishing of weights to all samplers. Raises DoesNotFitError."""
-    model, sampling, local, memory = config.model, config.sampling, meshes.local, resident_memory(config, meshes)
+    model = config.model
+    sampling = config.sampling
+    local = meshes.local
+    memory = resident_memory(config, meshes)
     for name, lowered in model_runner.lower_programs(model, sampling, local):
         own = memory.slots if name == "copy_pages" else memory.slots + memory.sampler_params
         notify(f"compiling {name.partition(',')[0]}")
@@ -177,11 +205,14 @@ def _compute_params(model: ModelConfig, mesh: Mesh) -> sharding.Params:
 
 def _abstract_batch(training: TrainingConfig, mesh: Mesh, *, resolved: bool = False) -> PackedBatch:
     """A mini-batch as shapes, types and shardings; `resolved`: with what the update needs besides the packed rows."""
-    shape, batch_sharding = (training.minibatch_rows, training.seq_len), sharding.named_sharding(mesh, ("batch", None))
-    targets = training.kl_coefficient or training.objective != "grpo"
-    more = {"ref_logprob_BT": targets, "tis_weight_BT": training.tis_cap} if resolved else {}
-    dtypes = dict(PACKED_DTYPES) | {name: np.float32 for name, needed in more.items() if needed}
-    arrays = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding) for name, dtype in dtypes.items()}
+    dtypes: dict[str, Any] = dict(PACKED_DTYPES)
+    if resolved and (training.kl_coefficient or training.objective != "grpo"):
+        dtypes["ref_logprob_BT"] = np.float32
+    if resolved and training.tis_cap:
+        dtypes["tis_weight_BT"] = np.float32
+    shape = (training.minibatch_rows, training.seq_len)
+    rows = sharding.named_sharding(mesh, ("batch", None))
+    arrays = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=rows) for name, dtype in dtypes.items()}
     return PackedBatch(**arrays)  # type: ignore[arg-type]
 
 
