@@ -14,6 +14,8 @@ Family = Literal["qwen2", "qwen3", "llama"]
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LORA_TARGETS: tuple[LoraTarget, ...] = get_args(LoraTarget)
 
+Attention = Literal["auto", "xla", "splash"]
+
 Remat = Literal[
     "none",
     "save_qkv_attention_gate_up",
@@ -85,9 +87,10 @@ class ModelConfig:
     evaluation may load bfloat16."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Data type of activations, of the sampler's weights and of its KV cache."""
-    attention: Literal["auto", "xla", "splash"] = "auto"
+    attention: Attention = "auto"
     """Attention over packed rows in training: plain XLA, which materialises blocks of scores, or JAX's splash kernel,
-    which auto chooses on TPUs."""
+    which auto chooses on TPUs. xla is the way on if that kernel does not compile; sampling.attention is the sampler's.
+    """
     remat: Remat = "none"
     """What each layer saves for the backward pass; the rest is recomputed. none: everything is saved; nothing_saveable:
     only the layer's input; save_attention: also the attention output; save_qkv_attention: also queries, keys and

@@ -15,7 +15,7 @@ new token is rounded before anything attends to it, so it makes no difference wh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from memsearcher_jax.model.config import ModelConfig
+from memsearcher_jax.model.config import Attention, ModelConfig
 from memsearcher_jax.model.rope import apply_rope
 from memsearcher_jax.ops import paged_attention as tpu_kernels
 from memsearcher_jax.ops.attention import (
@@ -114,19 +114,34 @@ class CacheView:
     order_A: Array  # int32: the chunks sorted by length, longest first; counted within a device's share
     rank_A: Array  # int32: the inverse of order_A
     shared_A: Array  # int32: first pages that all chunks of a device have in common; one value for each of its chunks
+    attention: Attention = field(default="auto", metadata={"static": True})
 
     @classmethod
-    def of(cls, cache: Cache, page_table_AI: Array, start_A: Array, length_A: Array) -> CacheView:
+    def of(
+        cls,
+        cache: Cache,
+        page_table_AI: Array,
+        start_A: Array,
+        length_A: Array,
+        attention: Attention = "auto",
+    ) -> CacheView:
         """Each chunk reads the first `length_A` entries of its context, and writes its own tokens from `start_A` on.
 
         Chunks of one context are adjacent, each full except the last; each reads what was cached before the first.
+        `attention`: "xla" computes everything without Pallas kernels.
         """
         argsort = shard_map_per_device(lambda x_A: jnp.argsort(x_A).astype(jnp.int32), (CHUNK_AXES,), CHUNK_AXES)
         page_tokens = cache.v_LPKEH.shape[3]
         count_common = shard_map_per_device(partial(common_pages, page_tokens), (CHUNK_AXES, TABLE_AXES), CHUNK_AXES)
         order_A = argsort(-length_A)
         shared_A = count_common(length_A, page_table_AI)
-        return cls(cache, page_table_AI, start_A, length_A, order_A, rank_A=argsort(order_A), shared_A=shared_A)
+        rank_A = argsort(order_A)
+        return cls(cache, page_table_AI, start_A, length_A, order_A, rank_A, shared_A, attention)
+
+    @property
+    def platform(self) -> str:
+        """The platform whose kernels are used; "xla" if none are."""
+        return "xla" if self.attention == "xla" else platform()
 
     def attend(
         self,
@@ -149,7 +164,7 @@ class CacheView:
         if self.cache.scale_LPK2E is not None:
             k_BKTH, v_BKTH = rounded(k_BKTH), rounded(v_BKTH)
         q_BKQTH = group_heads(q_BNTH, k_BKTH)
-        kernel = SEGMENT_KERNELS.get(platform())
+        kernel = SEGMENT_KERNELS.get(self.platform)
         if kernel is not None and segment_BT.shape[1] % kernel.row_multiple == 0:
             own = kernel.attention(q_BNTH, k_BKTH, v_BKTH, segment_BT)
         else:
@@ -174,7 +189,7 @@ class CacheView:
             pools: tuple[Array, ...], new: tuple[Array, ...], table_AI: Array, start_A: Array, added_A: Array
         ) -> tuple[Array, ...]:
             chunked = tuple(_chunks(x, 1, 3, len(table_AI)) for x in new)
-            kernels = KERNELS.get(platform())
+            kernels = KERNELS.get(self.platform)
             append = kernels.append_to_pages if kernels else append_to_pages
             return append(pools, chunked, table_AI, start_A, added_A)
 
@@ -193,7 +208,7 @@ class CacheView:
         def attend(q_BKQTH: Array, layer: Array, table_AI: Array, chunks: _Chunks, pools: Any) -> OnlineSoftmax:
             rows = len(q_BKQTH)
             q_AKQWH = _chunks(q_BKQTH, 0, 3, len(table_AI))
-            if kernels := KERNELS.get(platform()):
+            if kernels := KERNELS.get(self.platform):
                 softmax = kernels.paged_attention(q_AKQWH, pools, layer, table_AI, chunks.length_A)
                 return OnlineSoftmax(*(_rows(x_AKQW, rows) for x_AKQW in softmax))
             order_A = chunks.order_A
@@ -255,7 +270,7 @@ class DecodeCache:
         self, layer: Array, rotation: Rotation, q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Array
     ) -> tuple[Array, Array, Array]:
         """As `CacheView.attend`, and attention to the buffer."""
-        if platform() == "tpu":
+        if self.view.platform == "tpu":
             return self._attend_in_kernel(layer, rotation, q_BNTH, k_BKTH, v_BKTH)
         buffer = self.buffer
         k_BKJH = from_bits(buffer.k_LBKJH[layer])

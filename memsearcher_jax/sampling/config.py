@@ -28,6 +28,9 @@ class SamplingConfig:
     weights: Literal["compute_dtype", "int8"] = "compute_dtype"
     """The type of the sampler's copy of the projections; int8: rounded, with a factor for each output, which halves
     what a decoded token reads. The other weights, embeddings among them, have model.compute_dtype."""
+    attention: Literal["auto", "xla"] = "auto"
+    """xla: attention, the KV cache and the draw without Pallas kernels, the way on if a kernel does not compile on a
+    TPU; there it is several times slower. auto: with them on TPUs. model.attention is that of training."""
     engine_per_replica: bool = False
     """Run one engine per data-parallel replica. Replicas then never wait for each other, but each compiles its own
     programs. Recommended on a CPU with several devices (mesh.cpu_devices)."""

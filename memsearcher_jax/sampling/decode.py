@@ -99,7 +99,7 @@ def decode(
     remaining_A = jnp.where(call.continues_A, state.remaining_S[call.slot_A], call.remaining_A)
     cached_A = length_A - 1
     A = length_A.shape[0]
-    view = CacheView.of(cache, call.page_table_AI, cached_A, cached_A)
+    view = CacheView.of(cache, call.page_table_AI, cached_A, cached_A, model.attention)
 
     def context_key(stream_2: Array) -> Array:
         trajectory_key = jax.random.fold_in(root_key, stream_2[0])
@@ -130,7 +130,8 @@ def decode(
         assert isinstance(buffer, DecodeBuffer)  # what `DecodeCache.append` returns
         logits_A1V = qwen.logits(qwen.output_embedding(params, model), hidden_A1D)
         uniform_A = jax.lax.dynamic_index_in_dim(uniform_AJ, loop.number, axis=1, keepdims=False)
-        drawn_A, logprob_A = sample(logits_A1V[:, 0], uniform_A, call.temperature_A, call.top_k_A, call.top_p_A)
+        rules = (call.temperature_A, call.top_k_A, call.top_p_A)
+        drawn_A, logprob_A = sample(logits_A1V[:, 0], uniform_A, *rules, attention=model.attention)
         is_finite_A = jnp.isfinite(logprob_A)
         accepted_A = is_active_A & is_finite_A
         continues_A = accepted_A & ~jnp.isin(drawn_A, jnp.array(stop_ids, jnp.int32))

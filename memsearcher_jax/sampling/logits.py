@@ -7,12 +7,14 @@ drawn for every logit: one uniform number per row is located in the cumulative s
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from memsearcher_jax.model.config import Attention
 from memsearcher_jax.ops.axes import constrain, platform, shard_count, shard_map_per_device
 from memsearcher_jax.sampling import draw_kernel
 from memsearcher_jax.sampling.draw_kernel import largest_threshold
@@ -22,7 +24,13 @@ BLOCK = 64
 
 
 def sample(
-    logits_SV: Array, uniform_S: Array, temperature_S: Array, top_k_S: Array, top_p_S: Array
+    logits_SV: Array,
+    uniform_S: Array,
+    temperature_S: Array,
+    top_k_S: Array,
+    top_p_S: Array,
+    *,
+    attention: Attention = "auto",
 ) -> tuple[Array, Array]:
     """One token per row and its behaviour log-probability.
 
@@ -33,7 +41,7 @@ def sample(
 
     logits_SV: float32. uniform_S: random numbers in [0, 1). Rules as in `SamplingConfig`, one per row. On a mesh the
     devices that share the vocabulary exchange logits once, so that each draws for whole rows. Returns token_S int32
-    and logprob_S float32.
+    and logprob_S float32. `attention`: "xla" draws without the kernel of TPUs.
     """
     S, V = logits_SV.shape
     # The shards of the vocabulary stay apart: the devices would write the exchanged logits once more to join them.
@@ -41,14 +49,15 @@ def sample(
     rows = ("draws",)
     # Without the constraint whatever these are computed from would be split in the same way.
     per_row = [constrain(x_S, ("batch",)) for x_S in (uniform_S, temperature_S, top_k_S, top_p_S)]
-    draw = shard_map_per_device(_draw, (("draws", None, None), *[rows] * 4), (rows,) * 2, ((S,),) * 2)
+    in_axes = (("draws", None, None), *[rows] * 4)
+    draw = shard_map_per_device(partial(_draw, attention), in_axes, (rows,) * 2, ((S,),) * 2)
     drawn = draw(constrain(logits_SV.reshape(S, X, V // X), ("batch", "vocab", None)), *per_row)
     token_S, logprob_S = (constrain(x_S, ("batch",)) for x_S in drawn)
     return token_S, logprob_S
 
 
-def _draw(logits_SXV: Array, *per_row: Any) -> tuple[Array, Array]:
-    if platform() == "tpu":
+def _draw(attention: Attention, logits_SXV: Array, *per_row: Any) -> tuple[Array, Array]:
+    if platform() == "tpu" and attention != "xla":
         return draw_kernel.draw(jnp.swapaxes(logits_SXV, 0, 1), *per_row)
     return draw(logits_SXV.reshape(len(logits_SXV), -1), *per_row)
 

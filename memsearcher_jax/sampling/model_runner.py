@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
 from functools import lru_cache, partial
 
 import jax
@@ -15,6 +16,7 @@ from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.kv_cache import CACHE_AXES, Cache
 from memsearcher_jax.model.qwen import Params
+from memsearcher_jax.ops.kernel_errors import way_around_kernels
 from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.sampling.decode import Decode, DecodeOutput, DecodeState, decode
 from memsearcher_jax.sampling.prefill import CopyPages, Prefill, copy_pages, prefill
@@ -39,7 +41,7 @@ class ModelRunner:
 
     def run(self, step: ScheduledStep, params: Params, root_key: Array) -> DecodeOutput | None:
         """Dispatches the calls of a step in order; the output of decoding is still on the devices, as `params` are."""
-        with jax.set_mesh(self._mesh):
+        with jax.set_mesh(self._mesh), way_around_kernels("sampling.attention"):
             if self._cache is None or self._state is None:
                 self._cache = self._empty_cache()
                 self._state = self._empty_state()
@@ -99,6 +101,7 @@ def lower_programs(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> 
 def _programs(
     model: ModelConfig, settings: SamplingConfig, stop_ids: tuple[int, ...], mesh: Mesh
 ) -> dict[type, Wrapped]:
+    model = replace(model, attention=settings.attention)
     return {
         CopyPages: _program(copy_pages, mesh),
         Prefill: _program(prefill, mesh, model),

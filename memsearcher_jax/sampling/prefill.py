@@ -38,7 +38,7 @@ class CopyPages:
 
 
 def prefill(model: ModelConfig, cache: Cache, params: Params, call: Prefill) -> Cache:
-    view = CacheView.of(cache, call.page_table_AI, call.start_A, call.length_A)
+    view = CacheView.of(cache, call.page_table_AI, call.start_A, call.length_A, model.attention)
     _, after = qwen.forward(params, model, call.ids_BT, call.position_BT, call.segment_BT, view, output="hidden")
     assert isinstance(after, Cache)  # what `CacheView.append` returns
     return after

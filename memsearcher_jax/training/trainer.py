@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from memsearcher_jax.model import lora, sharding
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.model.qwen import Params
+from memsearcher_jax.ops.kernel_errors import way_around_kernels
 from memsearcher_jax.training import losses, update
 from memsearcher_jax.training.config import TeacherConfig, TrainingConfig, learning_rate_plan, with_plan
 from memsearcher_jax.training.distillation import Distillation
@@ -75,7 +76,7 @@ class Trainer:
         if not examples:
             return state, {"updates": 0.0}
         rows = self._plan(merge_equal(self.objective.keep(examples)), rng)
-        with jax.set_mesh(self.mesh):
+        with jax.set_mesh(self.mesh), way_around_kernels("model.attention"):
             batches = self._batches(rows)
             if self.config.old_logprobs == "trainer":
                 batches = recompute_old_logprobs(self.config, self.logprob_fn, self.weights(state), batches)
