@@ -13,7 +13,7 @@ from memsearcher_jax.logs.metrics import read_metrics
 
 # Compilation takes half of the time; these flags compile fewer programs and change results only by rounding.
 FEWER_PROGRAMS = "--sampling.decode_batch_sizes --training.grad_accum_steps 4"
-MY_AGENT = str(Path(tpu_train.__file__).parents[1] / "examples" / "my_agent.py")
+MY_AGENT = str(Path(__file__).parents[2] / "examples" / "my_agent.py")
 TWO_HOPS = "--data.encyclopedia.hops 2 --data.encyclopedia.train_questions 1000"
 
 
