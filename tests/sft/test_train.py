@@ -15,11 +15,25 @@ from memsearcher_jax.logs.progress import Progress
 from memsearcher_jax.logs.run_facts import has_ended
 from memsearcher_jax.logs.trajectories import compress_trajectories, read_trajectories, step_path
 
-TINY = "--model.layers 1 --model.embed_size 32 --model.ffn_size 64 --model.head_size 8"
-SMALL = f"""
-    --config tiny_warmstart {TINY} --rl.checkpoint_every 1 --sft.measure_every 2 --sft.epochs 2
-    --training.warmup_steps 0 --training.minibatch_rows 8 --training.grad_accum_steps 1
-""".split()
+SETTINGS = {
+    "config": "tiny_warmstart",
+    "model.layers": 1,
+    "model.embed_size": 32,
+    "model.ffn_size": 64,
+    "model.head_size": 8,
+    "rl.checkpoint_every": 1,
+    "sft.measure_every": 2,
+    "sft.epochs": 2,
+    "training.warmup_steps": 0,
+    "training.minibatch_rows": 8,
+    "training.grad_accum_steps": 1,
+}
+
+
+def small(**changes):
+    """The flags of a small run; `sft__epochs=1` changes sft.epochs."""
+    settings = SETTINGS | {name.replace("__", "."): value for name, value in changes.items()}
+    return [word for name, value in settings.items() for word in (f"--{name}", str(value))]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +49,7 @@ def demos(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finished(demos, tmp_path_factory):
     out = tmp_path_factory.mktemp("sft") / "run"
-    sft.main([*SMALL, *demos, "--out", str(out)])
+    sft.main([*small(), *demos, "--out", str(out)])
     return out
 
 
@@ -69,7 +83,7 @@ def test_a_run_that_is_asked_to_stop_saves_a_checkpoint_and_is_resumed(finished,
 
     out = tmp_path / "run"
     with pytest.raises(SystemExit) as stop:
-        sft.main([*SMALL, *demos, "--rl.checkpoint_every", "9", "--out", str(out)], StopAfterTheFirstStep)
+        sft.main([*small(rl__checkpoint_every=9), *demos, "--out", str(out)], StopAfterTheFirstStep)
     assert stop.value.code == STOPPED
     assert "stopped after step 2 (" in capsys.readouterr().err
     sft.main(["--resume", "--out", str(out)])
@@ -79,13 +93,13 @@ def test_a_run_that_is_asked_to_stop_saves_a_checkpoint_and_is_resumed(finished,
 @pytest.mark.slow
 def test_a_resumed_run_goes_on_for_more_epochs_on_the_same_files_only(finished, demos, tmp_path, refused, capsys):
     out = tmp_path / "run"
-    sft.main([*SMALL, *demos, "--sft.epochs", "1", "--out", str(out)])
+    sft.main([*small(sft__epochs=1), *demos, "--out", str(out)])
     flags = ["--resume", "--out", str(out), "--sft.epochs", "2"]
     for steps in ("1", "9"):  # done, or not
         assert "was trained by launch/sft.py: resume" in refused(tpu_train.main, [*flags[:3], "--rl.steps", steps])
     assert "are other files than when" in refused(sft.main, [*flags, "--sft.trajectories", str(step_path(demos[1], 0))])
-    shorter_rows = ["--training.seq_len", "192", "--sampling.context_tokens", "192"]  # some contexts are longer
-    for change in (["--sft.keep", "best"], ["--seed", "3"], shorter_rows):
+    shorter_rows = ["--training.seq_len", "288", "--sampling.context_tokens", "288"]  # a context is longer
+    for change in (["--sft.min_reward", "0.9"], ["--seed", "3"], shorter_rows):
         message = refused(sft.main, [*flags, *change])
         assert "would train some trajectories twice and others never" in message
         assert f"{change[0].strip('-')} from" in message
@@ -98,7 +112,7 @@ def test_a_resumed_run_goes_on_for_more_epochs_on_the_same_files_only(finished, 
 def test_adapters_learn_from_demonstrations_and_are_exported(finished, demos, tmp_path, refused):
     out, adapter, merged = tmp_path / "run", tmp_path / "adapter", tmp_path / "merged"
     base = shutil.copytree(finished, tmp_path / "base")
-    words = [*SMALL, *demos, "--model.path", str(base), "--model.lora_rank", "4", "--out", str(out)]
+    words = [*small(), *demos, "--model.path", str(base), "--model.lora_rank", "4", "--out", str(out)]
     sft.main([*words, "--training.learning_rate", "1e-2"])
     assert metrics(out)[-1]["loss"] < metrics(out)[0]["loss"] - 0.1
     export_hf.main(["--checkpoint", str(out), "--out", str(adapter), "--adapter"])
@@ -106,7 +120,7 @@ def test_adapters_learn_from_demonstrations_and_are_exported(finished, demos, tm
     assert (adapter / "adapter_model.safetensors").stat().st_size < (merged / "model.safetensors").stat().st_size / 3
     assert "trained by sft" in (merged / "README.md").read_text()
     shutil.rmtree(base / "checkpoints")
-    sft.main([*SMALL, *demos, "--seed", "1", "--out", str(tmp_path / "other")])
+    sft.main([*small(), *demos, "--seed", "1", "--out", str(tmp_path / "other")])
     shutil.copytree(tmp_path / "other" / "checkpoints", base / "checkpoints")
     assert "model.path has changed since" in refused(sft.main, ["--resume", "--out", str(out), "--sft.epochs", "3"])
 
