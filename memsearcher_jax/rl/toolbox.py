@@ -221,6 +221,10 @@ async def _all_tools(client: Client) -> list[Any]:
     return tools
 
 
+# A loop has no strong references to its tasks: a connection that nobody uses any more would not be closed, but dropped.
+_connections: set[concurrent.futures.Future[None]] = set()
+
+
 @cache
 def _event_loop() -> asyncio.AbstractEventLoop:
     """The loop of all connections, in a thread; not that of coroutines of a user's, which may block theirs."""
@@ -270,6 +274,8 @@ class McpServer:
         except ImportError as error:
             raise ValueError("agent.tools needs the package mcp: pip install 'memsearcher_jax[serve]'") from error
         self.serving = asyncio.run_coroutine_threadsafe(self._serve(), _event_loop())
+        _connections.add(self.serving)
+        self.serving.add_done_callback(_connections.discard)
 
     def close(self) -> None:
         """Ends the connection, and the session of a server that has them."""
