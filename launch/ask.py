@@ -30,9 +30,11 @@ from memsearcher_jax.config import agent_of
 from memsearcher_jax.data.documents import (
     DOCUMENT_LIBRARIES,
     WORD_TOKENS,
+    FolderReading,
     UnreadableDocument,
     find_documents,
-    read_passages,
+    passages,
+    read_document,
 )
 from memsearcher_jax.launch import cli, outputs, preconditions
 from memsearcher_jax.logs.progress import announced
@@ -66,7 +68,8 @@ class Ask(cli.Command):
     human: bool = False
     """Write the replies yourself instead of a model."""
     files: cli.Directory = None
-    """memalpha: read the Markdown, text, HTML and PDF files of this directory into a memory, and answer from it."""
+    """memalpha: read the Markdown, text, HTML, PDF, Word, PowerPoint and EPUB files of this directory into a memory,
+    and answer from it."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -192,16 +195,19 @@ def document_chunks(folder: Path, limit: int, token_counter: TokenCounter, malfo
     Only longer sentences are cut. `malformed`: as data.malformed, of documents that cannot be read. Raises ValueError
     for a directory without text.
     """
-    documents, _ = find_documents(folder)
-    texts = list[str]()
-    for document in documents:
+    paths, other_files = find_documents(folder)
+    reading = FolderReading()
+    for path in paths:
         try:
-            texts += [row["contents"] for row in read_passages(folder, document, max(1, limit // WORD_TOKENS))]
+            document = read_document(path)
+            reading.add(path, document, passages(folder, path, document, max(1, limit // WORD_TOKENS)))
         except UnreadableDocument as error:
             if malformed == "error":
                 raise UnreadableDocument(f"{error}; mend it, or leave it out with --data.malformed skip") from error
             print(f"skipped {error}", file=sys.stderr)
-    chunks = tuple(chunks_of(texts, limit, token_counter))
+    for line in reading.lines(other_files):
+        print(line, file=sys.stderr)
+    chunks = tuple(chunks_of([row["contents"] for row in reading.rows], limit, token_counter))
     if not chunks:
         raise ValueError(f"--files {folder}: contains no document with text")
     return chunks

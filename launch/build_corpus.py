@@ -19,7 +19,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,7 +30,7 @@ from rich.progress import track
 from memsearcher_jax.data.documents import (
     DOCUMENT_LIBRARIES,
     READERS,
-    Document,
+    FolderReading,
     UnreadableDocument,
     find_documents,
     passages,
@@ -43,8 +43,6 @@ from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.ranges import Count
 
 MAX_WORDS = 100  # of a passage, as in the paper's Wikipedia
-SHOWN_NAMES = 3
-SHOWN_PAGES = 10
 
 
 @dataclass(frozen=True)
@@ -68,43 +66,6 @@ class BuildCorpus:
     """What documents or rows that cannot be read do: end the command, or be counted and left out."""
     json: cli.File = None
     """Also write the result to this file, as JSON."""
-
-
-@dataclass
-class Reading:
-    """What became of the documents of a folder."""
-
-    rows: list[dict[str, Any]] = field(default_factory=list)  # of the corpus
-    unreadable: list[str] = field(default_factory=list)  # messages
-    empty: list[str] = field(default_factory=list)  # paths of documents without text
-    partly_empty: list[str] = field(default_factory=list)  # PDF files some of whose pages have no text
-    parts: Counter[str] = field(default_factory=Counter)  # left out of documents, by kind
-    documents_by_part: Counter[str] = field(default_factory=Counter)
-
-    def add(self, path: Path, document: Document, rows: list[dict[str, Any]]) -> None:
-        self.rows += rows
-        if not rows:
-            self.empty.append(str(path))
-        if document.empty_pages:
-            numbers = ", ".join(map(str, document.empty_pages[:SHOWN_PAGES]))
-            more = ", ..." if len(document.empty_pages) > SHOWN_PAGES else ""
-            count = f"{len(document.empty_pages)} of {document.pages} pages"
-            self.partly_empty.append(f"{path}: {count} ({numbers}{more}); OCR recognises scanned pages")
-        self.parts.update(document.left_out)
-        self.documents_by_part.update(document.left_out.keys())
-
-    def lines(self, other_files: Mapping[str, Sequence[Path]]) -> list[str]:
-        """One line for each thing that is not in the corpus."""
-        lines = [f"cannot read {message}" for message in self.unreadable]
-        lines += [f"without text: {place}" for place in (*self.empty, *self.partly_empty)]
-        for part, count in self.parts.items():
-            lines.append(f"left out of {self.documents_by_part[part]:,} documents: {part}: {count:,}")
-        for reason, paths in other_files.items():
-            names = [path.name for path in paths[:SHOWN_NAMES]]
-            if len(paths) > SHOWN_NAMES:
-                names.append("...")
-            lines.append(f"left out, {reason}: {len(paths)} ({', '.join(names)})")
-        return lines
 
 
 def main(argv: Sequence[str]) -> None:
@@ -178,7 +139,7 @@ def build(folder: Path, flags: BuildCorpus, earlier: Counter[str] | None) -> dic
     paths, other_files = find_documents(folder)
     if not paths:
         raise ValueError(f"{folder}: contains no documents ({', '.join(READERS)})")
-    reading = Reading()
+    reading = FolderReading()
     for path in track(paths, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()):
         try:
             document = read_document(path)

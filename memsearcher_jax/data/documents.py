@@ -10,7 +10,7 @@ import os
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ BROWSER_ENCODINGS |= {"gb2312": "gb18030", "shift_jis": "cp932", "x-sjis": "cp93
 """What browsers read in place of an encoding that a page names."""
 
 
+SHOWN_NAMES = 3  # of files that a line names
+SHOWN_PAGES = 10
 DAMAGE = (KeyError, ValueError, AttributeError, TypeError, RecursionError, zipfile.BadZipFile, ElementTree.ParseError)
 """What the libraries raise for files of another structure."""
 
@@ -54,6 +56,43 @@ class Document:
     left_out: Counter[str] = field(default_factory=Counter)  # by kind
     pages: int = 0  # of a PDF
     empty_pages: list[int] = field(default_factory=list)  # of a PDF, counted from 1: scanned, or of pictures alone
+
+
+@dataclass
+class FolderReading:
+    """What became of the documents of a folder."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)  # of the corpus
+    unreadable: list[str] = field(default_factory=list)  # messages
+    empty: list[str] = field(default_factory=list)  # paths of documents without text
+    partly_empty: list[str] = field(default_factory=list)  # PDF files some of whose pages have no text
+    parts: Counter[str] = field(default_factory=Counter)  # left out of documents, by kind
+    documents_by_part: Counter[str] = field(default_factory=Counter)
+
+    def add(self, path: Path, document: Document, rows: list[dict[str, Any]]) -> None:
+        self.rows += rows
+        if not rows:
+            self.empty.append(str(path))
+        if document.empty_pages:
+            numbers = ", ".join(map(str, document.empty_pages[:SHOWN_PAGES]))
+            more = ", ..." if len(document.empty_pages) > SHOWN_PAGES else ""
+            count = f"{len(document.empty_pages)} of {document.pages} pages"
+            self.partly_empty.append(f"{path}: {count} ({numbers}{more}); OCR recognises scanned pages")
+        self.parts.update(document.left_out)
+        self.documents_by_part.update(document.left_out.keys())
+
+    def lines(self, other_files: Mapping[str, Sequence[Path]]) -> list[str]:
+        """One line for each thing that is not in the corpus."""
+        lines = [f"cannot read {message}" for message in self.unreadable]
+        lines += [f"without text: {place}" for place in (*self.empty, *self.partly_empty)]
+        for part, count in self.parts.items():
+            lines.append(f"left out of {self.documents_by_part[part]:,} documents: {part}: {count:,}")
+        for reason, paths in other_files.items():
+            names = [path.name for path in paths[:SHOWN_NAMES]]
+            if len(paths) > SHOWN_NAMES:
+                names.append("...")
+            lines.append(f"left out, {reason}: {len(paths)} ({', '.join(names)})")
+        return lines
 
 
 def find_documents(folder: Path) -> tuple[list[Path], dict[str, list[Path]]]:

@@ -45,12 +45,14 @@ def test_an_evaluation_reports_each_source_and_stream_length(trained, tmp_path, 
 def test_a_document_that_cannot_be_read_is_refused_with_the_way_out_or_left_out(tmp_path, capsys):
     (tmp_path / "latin.txt").write_bytes("Zoë".encode("latin-1"))
     (tmp_path / "notes.txt").write_text("Ada works for Mill.")
+    (tmp_path / "table.csv").write_text("a,b")
     tokenizer = ChatTokenizer.load(PACKAGED_TOKENIZER)
     with pytest.raises(ValueError, match=r"latin.txt.*UTF-8.*leave it out with --data.malformed skip"):
         ask.document_chunks(tmp_path, 40, tokenizer, "error")
     (chunk,) = ask.document_chunks(tmp_path, 40, tokenizer, "skip")
     assert chunk.endswith("Ada works for Mill.")
     assert "skipped" in (printed := capsys.readouterr().err) and "latin.txt" in printed
+    assert "left out, .csv: 1 (table.csv)" in printed
 
 
 def test_an_answerer_without_its_key_is_refused_before_documents_are_read(tmp_path, refused):
