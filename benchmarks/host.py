@@ -218,13 +218,13 @@ def simulate(flags: Flags, config: RunConfig, workload: Workload, agent: Agent, 
 
     with mock.patch.object(engine_module, "ModelRunner", open_runner):
         engine = engine_module.Engine(config.model, config.sampling, tokenizer.stop_ids, mesh)
-    searcher = Searcher(workload.passages, flags.search_ms / 1e3 if flags.clock == "wall" else 0.0)
+    searcher = ScriptedSearcher(workload.passages, flags.search_ms / 1e3 if flags.clock == "wall" else 0.0)
     backend = search_backend(searcher, max_concurrency=config.retrieval.max_concurrency)
     start = partial(agent.start, token_counter=tokenizer)
     return Simulation(RolloutDriver(engine, tokenizer, start, {"": backend}), devices, clock)
 
 
-class Searcher:
+class ScriptedSearcher:
     """Finds the passages that a query's text decides, after some seconds."""
 
     def __init__(self, passages: Sequence[Passage], seconds: float):
@@ -334,6 +334,7 @@ def measure(flags: Flags, config: RunConfig, workload: Workload, tokenizer: Chat
                 config.rl,
                 lambda line: None,
             )
+            simulation.driver.engine.release()
             trajectories += made
             tokens += stats.sampler.generated_tokens
         until = clock.now()
