@@ -5,7 +5,8 @@
   a JSON list as a text, `data_source` names the dataset of a row, and a row without an `id` is named by the `split` and
   the `index` of its `extra_info`, or by its number.
 - Questions as HotpotQA, 2WikiMultihopQA and MuSiQue publish them: `answer`, with `answer_aliases`, and the titles of
-  `supporting_facts`, or of the `paragraphs` that support the answer. The other texts of a row are not read.
+  `supporting_facts`, or of the `paragraphs` that support the answer; in FlashRAG's MuSiQue those of the steps in
+  `question_decomposition`. The other texts of a row are not read here, see `paragraphs`.
 - Questions about a long text as MemAgent publishes them (parquet, `eval_50.json`): the text is `context`, the question
   `question`, `input`, or the content of the first message of `prompt`; the answers are `answers`, or in `reward_model`.
 - Streams as Memalpha and its edition of MemoryAgentBench publish them: `instance_id`, `chunks` (a JSON list of texts),

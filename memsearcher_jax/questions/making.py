@@ -162,17 +162,17 @@ class Maker:
                 earlier.append(words)
         self._strike_known(checked)
         self._strike_single(checked, batch)
-        open_ = [number for number, candidate in enumerate(checked) if not candidate.reason]
-        audited = audit.audit([checked[number].problem for number in open_], self.searcher, None)
-        for number, question in zip(open_, audited, strict=True):
+        unstruck = [number for number, candidate in enumerate(checked) if not candidate.reason]
+        audited = audit.audit([checked[number].problem for number in unstruck], self.searcher, None)
+        for number, question in zip(unstruck, audited, strict=True):
             if not any(question.titles[query + FOUND_AT] == 1 for query in audit.QUERIES):
                 checked[number] = replace(checked[number], reason="not_found")
         return checked
 
     def _strike_known(self, checked: list[Candidate]) -> None:
         """Strike what the examinee answers without passages in one of its draws."""
-        open_ = [number for number, candidate in enumerate(checked) if not candidate.reason]
-        numbers = [number for number in open_ for _ in range(self.draws)]
+        unstruck = [number for number, candidate in enumerate(checked) if not candidate.reason]
+        numbers = [number for number in unstruck for _ in range(self.draws)]
         replies = self.examinee.ask([answer_prompt(checked[number].question) for number in numbers])
         for number, reply in zip(numbers, replies, strict=True):
             self._strike(checked, number, reply.text, reply.error, "known")

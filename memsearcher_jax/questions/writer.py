@@ -85,13 +85,13 @@ def parse(reply: str) -> Written | None:
     """The question and the answer of a reply, which may have a thought or a fence around its JSON; None without."""
     match = JSON_OBJECT.search(reply.rpartition("</think>")[2])
     try:
-        fields_ = json.loads(match[0]) if match else None
+        values = json.loads(match[0]) if match else None
     except (ValueError, RecursionError):
         return None
-    if not isinstance(fields_, dict):
+    if not isinstance(values, dict):
         return None
-    question = fields_.get("question")
-    answer = fields_.get("answer")
+    question = values.get("question")
+    answer = values.get("answer")
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         answer = str(answer)
     if not isinstance(question, str) or not isinstance(answer, str):
