@@ -30,6 +30,7 @@ COMMANDS = {
     "make_questions": "make_questions",
     "serve_agent": "serve_agent",
     "serve_search": "serve_search",
+    "check_device": "check_device",
     "plan_tpu": "plan_tpu",
     "jobset": "pod.jobset",
     "queued_resource": "pod.queued_resource",

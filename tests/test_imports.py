@@ -60,6 +60,7 @@ PACKAGES["rl"] = LIBRARIES | {RUNS, "mcp", *WEB}
 PACKAGES["sft"] = LIBRARIES | {RUNS, RL}
 PACKAGES["questions"] = LIBRARIES | {RL}
 PACKAGES["planning"] = LIBRARIES | {RUNS}
+PACKAGES["device_check"] = LIBRARIES | {f"{PACKAGE}.planning"}
 PACKAGES["serving"] = LIBRARIES | {RUNS, RL, "fastapi", "pydantic", "starlette", "mcp"}
 # Settings import neither JAX nor a package that opens or runs anything.
 SETTINGS = {f"{PACKAGE}.{name}.config" for name in (*PACKAGES, "agent.memalpha")}

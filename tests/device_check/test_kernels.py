@@ -1,0 +1,74 @@
+"""Kernels, interpreted on a CPU, against the plain path; a wrong one must be found."""
+
+from dataclasses import replace
+
+import pytest
+from jax.experimental.pallas import tpu
+
+from memsearcher_jax.device_check.kernels import Kernels, Sizes, kernel_rows
+from memsearcher_jax.ops import paged_attention as paged
+from memsearcher_jax.ops.splash_attention import splash_attention
+from memsearcher_jax.sampling import draw_kernel
+
+SIZES = Sizes(2, 1, 128, 256, row_tokens=128, contexts=4, context_pages=2, page_tokens=16)
+
+
+def failed(kernels):
+    with tpu.force_tpu_interpret_mode(True):
+        rows = list(kernel_rows(SIZES, "cpu", kernels))
+    assert len(rows) == 11
+    return {row.name for row in rows if row.passed is False}, rows
+
+
+def test_right_kernels_pass():
+    names, rows = failed(Kernels())
+    assert names == set(), [row for row in rows if not row.passed]
+
+
+def forgets_its_last_entry(q_AKQWH, pools, layer, page_table_AI, length_A):
+    return paged.paged_attention(q_AKQWH, pools, layer, page_table_AI, length_A - 1)
+
+
+def one_page_late(pools, new, page_table_AI, start_A, added_A):
+    return paged.append_to_pages(pools, new, page_table_AI, start_A + 1, added_A)
+
+
+def sees_the_next_token(q_BNTH, k_BKTH, v_BKTH, visible):
+    return splash_attention(q_BNTH * 1.05, k_BKTH, v_BKTH, visible)
+
+
+def ignores_top_p(logits_XSV, uniform_S, temperature_S, top_k_S, top_p_S):
+    return draw_kernel.draw(logits_XSV, uniform_S, temperature_S, top_k_S, top_p_S * 0 + 1)
+
+
+def does_not_compile(*_):
+    raise NotImplementedError("Mosaic failed to compile TPU kernel")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        (
+            {"paged_attention": forgets_its_last_entry},
+            {f"paged attention, {d}" for d in ("float32", "bfloat16", "int8")},
+        ),
+        ({"append_to_pages": one_page_late}, {f"append to pages, {d}" for d in ("float32", "bfloat16", "int8")}),
+        (
+            {"packed_attention": sees_the_next_token},
+            {f"packed attention, {way}, {d}" for way in ("forward", "backward") for d in ("float32", "bfloat16")},
+        ),
+        ({"draw": ignores_top_p}, {"draw"}),
+    ],
+    ids=["paged", "append", "packed", "draw"],
+)
+def test_a_wrong_kernel_fails_alone(wrong, expected):
+    names, rows = failed(replace(Kernels(), **wrong))
+    assert names == expected, rows
+    assert all("attention xla" in row.way_out for row in rows if row.passed is False)
+
+
+def test_a_kernel_that_does_not_compile_fails_with_its_message():
+    with tpu.force_tpu_interpret_mode(True):
+        rows = list(kernel_rows(SIZES, "cpu", Kernels(draw=does_not_compile)))
+    (row,) = (row for row in rows if row.passed is False)
+    assert "Mosaic failed" in row.found and "sampling.attention xla" in row.way_out
