@@ -62,7 +62,9 @@ def write_questions(published: PublishedQuestions, corpus: Path) -> list[Path]:
 
 def verdict(published: PublishedQuestions, corpus: Path) -> dict[str, Any]:
     """Says which questions the corpus cannot answer, writes them beside it, and shows what BM25 finds for some."""
-    problems = [problem for of_file in published.problems.values() for problem in of_file if problem.golden_answers]
+    problems = list[Problem]()
+    for of_file in published.problems.values():
+        problems += [problem for problem in of_file if problem.golden_answers]
     passages: list[Passage] = [passage for passage, _ in published.passages()]
     with announced("looking for the answers"):
         audited = audit.audit(problems, None, passages)

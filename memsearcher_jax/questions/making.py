@@ -172,7 +172,7 @@ class Maker:
     def _strike_known(self, checked: list[Candidate]) -> None:
         """Strike what the examinee answers without passages in one of its draws."""
         unstruck = [number for number, candidate in enumerate(checked) if not candidate.reason]
-        numbers = [number for number in unstruck for _ in range(self.draws)]
+        numbers = sorted(unstruck * self.draws)
         replies = self.examinee.ask([answer_prompt(checked[number].question) for number in numbers])
         for number, reply in zip(numbers, replies, strict=True):
             self._strike(checked, number, reply.text, reply.error, "known")
@@ -183,8 +183,9 @@ class Maker:
         passages = list[Passage]()
         for number, (candidate, unit) in enumerate(zip(checked, batch, strict=True)):
             if not candidate.reason and unit.hops > 1:
-                numbers += [number] * unit.hops
-                passages += unit.passages
+                for passage in unit.passages:
+                    numbers.append(number)
+                    passages.append(passage)
         prompts = list[Prompt]()
         for number, passage in zip(numbers, passages, strict=True):
             prompts.append(answer_prompt(checked[number].question, passage))
