@@ -5,6 +5,7 @@ import contextlib
 import io
 import json
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,8 @@ def violations(source):
         called = ast.unparse(node.func)
         # An archive may be read member by member, and YAML as plain values.
         is_yaml = called.startswith("yaml.") and called != "yaml.safe_load"
-        if called in CALLS or is_yaml or called.endswith((".extract", ".extractall", ".exec_module")):
+        extracts = called.endswith(".extractall") or re.search(r"(archive|zip).*\.extract$", called, re.IGNORECASE)
+        if called in CALLS or is_yaml or extracts or called.endswith(".exec_module"):
             yield f"{node.lineno}: calls {called}"
         for keyword in node.keywords:
             if keyword.arg in ("allow_pickle", "trust_remote_code", "shell") and ast.unparse(keyword.value) != "False":
