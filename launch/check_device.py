@@ -126,7 +126,8 @@ def _kernel_rows(model: Any, small: bool, device: Any, kernels: Kernels | None) 
     if device.platform == "gpu":
         yield Row("kernels", "none: GPUs run the XLA path", passed=None)
         return
-    interpreted = contextlib.nullcontext() if on_tpu else tpu.force_tpu_interpret_mode(True)
+    interpret: Any = True  # as programs of XLA: a simulated TPU takes far longer
+    interpreted = contextlib.nullcontext() if on_tpu else tpu.force_tpu_interpret_mode(interpret)
     with interpreted:
         yield from kernel_rows(Sizes.of(model, small=small or not on_tpu), device.platform, kernels or Kernels())
 
