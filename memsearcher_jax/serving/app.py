@@ -214,7 +214,7 @@ class _ChatCompletion:
         outcome = finished.outcome
         assert outcome is not None, "nothing pauses requests"
         tokens = sum(len(context.ids) for context in finished.contexts)
-        sampled = sum(sum(context.sampled) for context in finished.contexts)
+        sampled = sum(int(context.sampled.sum()) for context in finished.contexts)
         recalled = ""  # the answer from a memory, which is no part of the contexts
         reader = self.agent.reader
         if outcome.stop is StopReason.STREAM_READ and sampled >= (self.params.max_tokens or math.inf):

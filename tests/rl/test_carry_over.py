@@ -131,7 +131,9 @@ def test_with_equal_weights_interruptions_change_no_trajectory(steps):
     expected, _ = run.driver.trajectories(jobs, run.params[0], KEY, lambda line: None)
 
     def sampled(trajectories):
-        return {(one.problem.id, one.rollout): [context.ids.tolist() for context in one.contexts] for one in trajectories}
+        return {
+            (one.problem.id, one.rollout): [context.ids.tolist() for context in one.contexts] for one in trajectories
+        }
 
     assert sampled(trained) == sampled(expected)
 
