@@ -200,7 +200,8 @@ def _append_row(sizes: Sizes, dtype: str, kernels: Kernels, rng: np.random.Gener
 def _draw_row(sizes: Sizes, platform: str, kernels: Kernels, rng: np.random.Generator) -> Row:
     """Tokens drawn from the same logits with the same random numbers, greedily and with all rules."""
     name = "draw"
-    S, V = 2 * sizes.contexts, sizes.vocab_size
+    S = 16 * sizes.contexts  # so many that a rule which is not kept changes some of them
+    V = sizes.vocab_size
     logits_SV = jnp.asarray(rng.normal(0, 3, (S, V)), jnp.float32)
     uniform_S = jnp.asarray(rng.random(S), jnp.float32)
     temperature_S = jnp.where(jnp.arange(S) % 4 == 0, 0.0, 1.0)

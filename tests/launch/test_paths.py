@@ -122,7 +122,8 @@ def test_every_text_is_declared_a_path_or_none():
     assert text_settings(RunConfig) == {*CODE, *PATHS, *TEXT_SETTINGS}
     for command in COMMANDS:
         text_flags = {flag.name for flag in flags_of(command) if flag.is_text and not flag.is_path}
-        assert text_flags - TEXT_FLAGS == ({"config", "out"} if command == "jobset" else set())
+        of_command = {"jobset": {"config", "out"}, "check_device": {"config"}}
+        assert text_flags - TEXT_FLAGS == of_command.get(command, set())
 
 
 def text_settings(kind: type, prefix: str = "") -> set[str]:

@@ -128,12 +128,22 @@ def test_a_step_that_the_run_cannot_have_is_refused(flags, line, refused, monkey
     assert line in refused(plan_tpu.main, ["--config", "nano", "--topology", "h100:1", *flags.split()])
 
 
-@pytest.mark.parametrize("flag", ["agent.workflow", "reward.function"])
-def test_a_mistake_in_a_file_is_found_before_anything_is_compiled(flag, refused, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("flag", "body", "mistake"),
+    [
+        (
+            "agent.workflow",
+            "def mine(question, **_):\n    yield question.text\n",
+            "no attribute 'text' (mine.py, line 2)",
+        ),
+        ("reward.function", "def mine(group):\n    return unknown\n", "'unknown' is not defined (mine.py, line 2)"),
+    ],
+)
+def test_a_mistake_in_a_file_is_found_before_anything_is_compiled(flag, body, mistake, refused, tmp_path, monkeypatch):
     monkeypatch.setattr(plan_tpu, "ENVIRONMENT", {})
-    (file := tmp_path / "mine.py").write_text("def mine(question, **_):\n    yield question.text\n")
+    (file := tmp_path / "mine.py").write_text(body)
     line = refused(plan_tpu.main, ["--config", "nano", "--topology", "none", f"--{flag}", str(file)])
-    assert line.startswith(f"error: {flag} {file}") and line.endswith("no attribute 'text' (mine.py, line 2)")
+    assert line.startswith(f"error: {flag} {file}") and line.endswith(mistake)
 
 
 @compiles
