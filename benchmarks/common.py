@@ -92,8 +92,10 @@ def random_params(model: ModelConfig, mesh) -> dict:
 def open_engine(
     model: ModelConfig, mesh: Any, params: Any, slots: Sequence[int], context_tokens: int, **settings: Any
 ) -> Any:
-    """An engine without stop tokens, compiled for published weights and these numbers of active slots of a replica,
-    the last of which is that of all slots of the engine."""
+    """An engine without stop tokens, compiled for published weights and these numbers of active slots of a replica.
+
+    The last number is that of all slots of the engine.
+    """
     from memsearcher_jax.sampling.config import SamplingConfig
     from memsearcher_jax.sampling.engine import Engine
 

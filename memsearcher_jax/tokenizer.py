@@ -268,7 +268,9 @@ class ChatTokenizer:
 
     def find_stop(self, pattern: str, ids: Sequence[int]) -> int | None:
         """The length of the shortest prefix of `ids` whose text matches the regular expression; None if none does.
-        `pattern` must match every continuation of a text that it matches: without `$` or look-ahead."""
+
+        `pattern` must match every continuation of a text that it matches: without `$` or look-ahead.
+        """
 
         def matches(count: int) -> bool:
             text = self._template.decode(list(ids[:count]), skip_special_tokens=False)

@@ -48,8 +48,11 @@ OTHER_WORKFLOWS = {"memsearcher": ("react",), "search_r1": ("rag", "direct")}
 
 @dataclass(frozen=True)
 class Errors:
-    """Probabilities of errors. Those in the memory are kept rare, since they teach misreading; answering early alone
-    gives a bad initial policy."""
+    """Probabilities of errors.
+
+    Those in the memory are kept rare, since they teach misreading; answering early alone gives a bad initial
+    policy.
+    """
 
     answer_early: float = 0.6  # while facts are missing
     wrong_query: float = 0.1  # a query that is not the name of an entity

@@ -1,5 +1,7 @@
-"""Checks what a workflow asks for, and runs one with plain function calls: for a person at a keyboard, for scripted
-replies, for tests."""
+"""Checks what a workflow asks for, and runs one with plain function calls.
+
+A person at a keyboard, scripted replies and tests run workflows that way.
+"""
 
 from __future__ import annotations
 

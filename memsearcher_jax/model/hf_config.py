@@ -171,7 +171,9 @@ def check_heads(path: Path, heads: int, kv_heads: int) -> None:
 
 def check_settings(path: Path, settings: Any, supported: Mapping[str, Sequence], read: Collection[str]) -> None:
     """Raises ValueError for the first setting with a value that is not supported, and for a key that is not known.
-    `read`: the keys that the caller reads."""
+
+    `read`: the keys that the caller reads.
+    """
     for key, values in supported.items():
         if (value := getattr(settings, key, values[0])) not in values:
             raise ValueError(f"{path}: {key} = {value!r} is not supported, only {values[0]!r} is")

@@ -97,8 +97,10 @@ def merge(base: Params, adapters: Params, config: ModelConfig) -> Params:
 
 
 def read_adapters(directory: str | Path, config: ModelConfig) -> tuple[ModelConfig, Params]:
-    """(config with the rank, alpha and targets of the files, adapters as float32 arrays) of a PEFT folder. Raises
-    FileNotFoundError or ValueError for an incomplete folder, another model, and variants of LoRA."""
+    """(config with the rank, alpha and targets of the files, adapters as float32 arrays) of a PEFT folder.
+
+    Raises FileNotFoundError or ValueError for an incomplete folder, another model, and variants of LoRA.
+    """
     directory = Path(directory)
     path = directory / CONFIG_FILE
     if not path.is_file():

@@ -98,8 +98,11 @@ def sampler_specs(config: ModelConfig, mesh: Mesh, dtype: str) -> Params:
 
 
 def publish(params: Params, config: ModelConfig, local: Mesh, dtype: str) -> Params:
-    """A copy of `params`, which a mesh of all hosts shares, on this host's mesh `local`: for its sampler. `dtype`: see
-    `qwen.publish`. One jitted reshard, which all hosts must call together, with local meshes of one shape."""
+    """A copy of `params`, which a mesh of all hosts shares, on this host's mesh `local`: for its sampler.
+
+    `dtype`: see `qwen.publish`. One jitted reshard, which all hosts must call together, with local meshes of one
+    shape.
+    """
     return on_submesh(publish_program(config, local, tuple(jax.devices()), dtype)(params), local)
 
 

@@ -156,8 +156,10 @@ def save_streamed(
 
 
 def check_same_model(folder: str | Path, expected: ModelConfig, actual: ModelConfig) -> None:
-    """Raises ValueError, with the flags that describe the model in `folder`, if it is another one. Also if it was
-    trained on fewer positions than `expected` allows contexts to have."""
+    """Raises ValueError, with the flags that describe the model in `folder`, if it is another one.
+
+    Also if it was trained on fewer positions than `expected` allows contexts to have.
+    """
     sizes = ("vocab_size", "embed_size", "ffn_size", "layers", "heads", "kv_heads", "head_size")
     names = (*sizes, "rope_theta", "norm_eps", "tie_embeddings", "family")
     differing = (name for name in names if getattr(actual, name) != getattr(expected, name))

@@ -1,5 +1,7 @@
-"""Lower bounds of the time of a step: FLOPs, memory traffic and link traffic over the peak rates of the chips, and the
-compiler's estimate of its cycles over their clock.
+"""Lower bounds of the time of a step.
+
+The limits are FLOPs, memory traffic and link traffic over the peak rates of the chips, and the compiler's estimate of
+its cycles over their clock.
 
 The times are limits, not predictions: every chip runs at its peak rate and never waits. Links carry weights and
 gradients; exchanges of activations along the axis "tensor" are left out. The largest of the four limits bounds a phase

@@ -99,12 +99,16 @@ class ScheduledStep:
 
 
 class Scheduler:
-    """S slots over the data-parallel replicas of a host. A call serves all replicas of one group, with an equal number
-    of rows for each."""
+    """S slots over the data-parallel replicas of a host.
+
+    A call serves all replicas of one group, with an equal number of rows for each.
+    """
 
     def __init__(self, settings: SamplingConfig, replicas: int, groups: int = 1):
-        """`replicas`: their number, which divides the slots. Raises ValueError if the KV cache of one is too small for
-        one context."""
+        """`replicas`: their number, which divides the slots.
+
+        Raises ValueError if the KV cache of one is too small for one context.
+        """
         self.settings = settings
         self._size = settings.slots // replicas
         pages = settings.pages_per_replica(replicas)
