@@ -1,4 +1,4 @@
-"""Published Qwen models with the settings of the papers: MemSearcher on four of them, Search-R1 on 3B, MEM1 on 7B.
+"""Published Qwen models with the settings of the papers: MemSearcher on six of them, Search-R1 on 3B, MEM1 on 7B.
 
 python launch/tpu_train.py --config qwen3b --model.path DIR --data.train FILES \\
     --retrieval.corpus FILE --retrieval.encoder DIR
@@ -61,6 +61,32 @@ def qwen7b() -> RunConfig:
     # It takes a sixth less time than nothing_saveable.
     model = replace(shape, vocab_size=152_064, tie_embeddings=False, remat="save_qkv_attention_gate_up")
     return memsearcher(model, tensor=4, grad_accum_steps=8)
+
+
+def first_hour(model: ModelConfig, *, slots: int, kv_tokens: int) -> RunConfig:
+    """A step of minutes on one device or on the eight of one host: 16 problems of 8 trajectories."""
+    base = memsearcher(replace(model, family="qwen3", max_positions=40_960), tensor=1, grad_accum_steps=16)
+    return replace(
+        base,
+        sampling=replace(base.sampling, slots=slots, kv_tokens=kv_tokens),
+        training=replace(base.training, minibatch_rows=16),
+        rl=replace(base.rl, steps=100, prompts_per_step=16, group_size=8),
+    )
+
+
+def qwen3_0b6() -> RunConfig:
+    """Qwen3-0.6B, all weights on one device of 16 GB, such as a free v5e-1.
+
+    The cache holds 32,768 tokens, so at most some twenty contexts at a time.
+    """
+    model = replace(SMALL, embed_size=1_024, ffn_size=3_072, layers=28, heads=16, kv_heads=8, head_size=128)
+    return first_hour(model, slots=32, kv_tokens=32_768)
+
+
+def qwen3_1b7() -> RunConfig:
+    """Qwen3-1.7B, all weights on the eight devices of 16 GB of one host, such as a free v5e-8."""
+    model = replace(SMALL, embed_size=2_048, ffn_size=6_144, layers=28, heads=16, kv_heads=8, head_size=128)
+    return first_hour(model, slots=128, kv_tokens=262_144)
 
 
 def qwen3_4b() -> RunConfig:
