@@ -28,7 +28,7 @@ from memsearcher_jax.hosts.preemption import signals_watched
 from memsearcher_jax.launch import cli, command_words, evaluate, outputs, tpu_train
 from memsearcher_jax.logs.run_facts import has_ended, read_results
 from memsearcher_jax.report.sweep import plot_sweep, show_sweep, sweep_row
-from memsearcher_jax.runs.inputs import own_code
+from memsearcher_jax.runs.inputs import own_code, require_same_code
 from memsearcher_jax.runs.run_dir import is_run, read_run_config
 
 
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
         if not all(point.config.data.is_synthetic or point.config.data.test for point in points):
             raise ValueError("every value is evaluated: set data.test to files of questions")
         # An evaluation finds out whether the weights are still those that it has: its program always runs.
-        trained = set() if flags.evaluate else {point.value for point in points if is_done(point.folder, point.config)}
+        trained = set() if flags.evaluate else {point.value for point in points if is_done(point)}
     rows = []
     for point in points:
         print(f"{name}={point.value}: {point.folder}", file=sys.stderr, flush=True)
@@ -109,16 +109,22 @@ def is_evaluated(folder: Path) -> bool:
     return has_ended(folder) and read_results(folder)["lost"] == 0
 
 
-def is_done(folder: Path, config: RunConfig) -> bool:
-    """Whether a training run has ended there.
+def is_done(point: Point) -> bool:
+    """Whether the training run of a value has ended.
 
-    Raises ValueError for a run of other settings, which would pass for one of these; a longer one goes on.
+    Raises ValueError for a run of other settings or of other code of the user's, which would pass for this one; a
+    longer run goes on.
     """
-    changed = differences(read_run_config(folder), config) if is_run(folder) else []
+    folder = point.folder
+    if not is_run(folder):
+        return False
+    stored = read_run_config(folder)
+    changed = differences(stored, point.config)
     for setting, then, now in changed:
         if setting not in ("rl.steps", "rl.epochs"):
             raise ValueError(f"{setting} is {then!r} in {folder} and {now!r} here: choose another --out")
-    return is_run(folder) and has_ended(folder) and not changed
+    require_same_code(folder, stored, point.config, point.words)
+    return has_ended(folder) and not changed
 
 
 def code_words(config: RunConfig) -> list[str]:

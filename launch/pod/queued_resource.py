@@ -46,6 +46,10 @@ class QueuedResource:
     """Kind of capacity, for create."""
     valid_until: Annotated[str, tyro.conf.arg(metavar="DURATION")] = ""
     """Give up after this time, such as 6h, for create."""
+    runtime_version: Annotated[str, tyro.conf.arg(metavar="IMAGE")] = ""
+    """Software of the VMs, for create. Default: the image that Google's documentation names for the generation."""
+    data_disk: Annotated[str, tyro.conf.arg(metavar="DISK")] = ""
+    """Disk to attach to every VM, read-only, for create: projects/PROJECT/zones/ZONE/disks/NAME."""
     dry_run: bool = False
     """Print the command and run nothing."""
 
@@ -84,7 +88,8 @@ def requested(flags: QueuedResource) -> list[str]:
     tpu_slice = find_slice(flags.topology)
     if not tpu_slice.accelerator_type:
         raise ValueError(f"--topology {flags.topology}: only GKE has it, see launch/pod/jobset.py")
-    words = [f"--accelerator-type={tpu_slice.accelerator_type}", f"--runtime-version={tpu_slice.runtime_version}"]
+    runtime_version = flags.runtime_version or tpu_slice.runtime_version
+    words = [f"--accelerator-type={tpu_slice.accelerator_type}", f"--runtime-version={runtime_version}"]
     if flags.slices == 1:
         words.append(f"--node-id={flags.name}")
     else:
@@ -93,4 +98,6 @@ def requested(flags: QueuedResource) -> list[str]:
         words.append(f"--{flags.provisioning}")
     if flags.valid_until:
         words.append(f"--valid-until-duration={flags.valid_until}")
+    if flags.data_disk:
+        words.append(f"--data-disk=source={flags.data_disk},mode=read-only")
     return words

@@ -26,6 +26,11 @@ GOLDEN = {
         "--accelerator-type=v5p-32 --runtime-version=v2-alpha-tpuv5 --node-count=2 --node-prefix=a "
         "--spot --valid-until-duration=6h"
     ),
+    "create a --zone z --topology v6e:2x4 --runtime_version v6e-ubuntu-2404 --data_disk projects/p/zones/z/disks/d": (
+        "gcloud compute tpus queued-resources create a --zone=z "
+        "--accelerator-type=v6e-8 --runtime-version=v6e-ubuntu-2404 --node-id=a "
+        "--data-disk=source=projects/p/zones/z/disks/d,mode=read-only"
+    ),
     "create a --zone z --topology v4:2x2x4 --provisioning reserved": (
         "gcloud compute tpus queued-resources create a --zone=z "
         "--accelerator-type=v4-32 --runtime-version=tpu-ubuntu2204-base --node-id=a --reserved"

@@ -5,10 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from memsearcher_jax.launch import cli, sweep, tpu_train
+from memsearcher_jax.runs.inputs import keep_inputs
 from memsearcher_jax.runs.run_dir import read_run_config, write_run_config
 from tests.support import with_flags
 
@@ -76,3 +78,21 @@ def test_a_run_of_other_settings_is_not_reported_as_one_of_these(small, tmp_path
     assert "--out cannot follow --" in refused(sweep.main, [*words, "--out=x"])
     error = refused(sweep.main, [*words, "--training.learning_rate", "1e-4"])
     assert f"training.learning_rate is 0.001 in {folder} and 0.0001 here: choose another --out" in error
+
+
+def test_a_run_of_an_agent_that_was_edited_is_not_reported(small, tmp_path, refused):
+    agent = tmp_path / "my_agent.py"
+    agent.write_text((Path(__file__).parents[2] / "examples" / "my_agent.py").read_text())
+    folder = tmp_path / "out" / "seed=0"
+    folder.mkdir(parents=True)
+    flags = [*small, "--agent.workflow", str(agent), "--agent.tools", str(agent)]
+    config = cli.parse(tpu_train.Train, flags).run
+    write_run_config(folder, config)
+    keep_inputs(folder, config, None, weights=False)
+    point = sweep.Point("0", flags, folder, config)
+    assert not sweep.is_done(point)
+    (folder / "results.json").write_text('{"questions": 1}')
+    assert sweep.is_done(point)
+    agent.write_text(agent.read_text() + "\nCHANGED = True\n")
+    line = refused(sweep.main, ["--setting", "seed=0,1", "--out", tmp_path / "out", "--", *flags])
+    assert f"my_agent.py differs from the file that {folder} was made with" in line
