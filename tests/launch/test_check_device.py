@@ -16,6 +16,7 @@ def wrong_attention(q_AKQWH, pools, layer, page_table_AI, length_A):
 
 def test_a_failed_row_is_repeated_at_the_end_and_is_the_exit_status(monkeypatch, tmp_path, capsys):
     wrong = Row("paged attention, int8", "3.0e-01", "at most 1e-04", False, "sample with --sampling.attention xla")
+    monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)  # plan_tpu sets it for the process that it runs in
     monkeypatch.setattr(check_device, "_before_jax", lambda: [])
     monkeypatch.setattr(check_device, "_kernel_rows", lambda *_: [wrong, Row("draw", "same")])
     monkeypatch.setattr(check_device, "_speed_rows", lambda *_: [Row("decode", "9 tokens/s", passed=None)])

@@ -200,4 +200,6 @@ def test_a_call_that_kills_a_real_server_is_found_and_the_others_are_answered(tm
         executor.start()
     assert {text: result.text for text, result in results.items()} == {"a": "A", "b": "B", "die": "", "c": "C"}
     assert results["die"].lost and time.monotonic() - began < 60
-    assert (tmp_path / "starts").read_text() == "xxx", "it died twice: with the others, and of the one call alone"
+    # It died twice: with the others, and of the one call alone. Whether the others are asked before or after the second
+    # death decides whether it starts a third time.
+    assert (tmp_path / "starts").read_text() in ("xx", "xxx")
