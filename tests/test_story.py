@@ -236,6 +236,7 @@ def base(uninterrupted, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_trains_adapters_alone(base, tmp_path):
     """Resumed bit for bit; the base is the reference; evaluation and export read the merged weights."""
     adapters = {"model.lora_rank": 4, "model.lora_targets": ("q_proj", "v_proj", "down_proj")}

@@ -62,6 +62,7 @@ def test_its_reward_prefers_short_trajectories_among_right_ones():
     assert [round(one.reward, 2) for one in own_rewards(FILE, batch)] == [0.98, 0.96, 0.0]
 
 
+@pytest.mark.slow
 def test_it_is_trained_on_the_synthetic_encyclopedia(tmp_path):
     own = f"--agent.workflow {FILE} --agent.tools {FILE} --reward.function {FILE}"
     own += " --agent.observation_tokens 128"  # the tool's schema takes their place in the context

@@ -121,6 +121,7 @@ def test_sigterm_completes_pending_requests_before_the_service_stops(corpus, tmp
     assert (tmp_path / "served" / "index" / "bm25").is_dir(), "the index is kept for the next start"
 
 
+@pytest.mark.slow
 def test_a_hung_search_does_not_stop_the_service(corpus, tmp_path):
     """Its process is replaced, and /health says so. Ctrl-C ends the service within seconds, with status 130."""
     flags = ["--retrieval.corpus", corpus, "--retrieval.method", "bm25", "--out", tmp_path / "served"]
