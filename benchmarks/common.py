@@ -21,7 +21,8 @@ WEIGHTS = REPOSITORY / "memsearcher_jax" / "assets" / "tiny"
 Size = Literal["tiny", "small", "smollm2", "qwen05b", "qwen3b", "qwen7b"]
 TINY = ModelConfig(2_048, 64, 192, layers=2, heads=4, kv_heads=2, head_size=16, tie_embeddings=True)
 SMALL = ModelConfig(8_192, 256, 768, layers=4, heads=8, kv_heads=2, head_size=32, tie_embeddings=True)
-COPIES, SHARDS = MeshConfig(data=-1, fsdp=1), MeshConfig(data=1, fsdp=-1)  # each device has the weights, or a part
+COPIES = MeshConfig(data=-1, fsdp=1)
+SHARDS = MeshConfig(data=1, fsdp=-1)  # each device has the weights, or a part
 LATE = (124, 137)  # exit statuses of `timeout`, for scripts that end in time and those that it kills
 
 
@@ -41,7 +42,8 @@ def alternate(programs: Mapping[str, Callable[[], Any]], repeats: int) -> dict[s
 
 def timed(program: Callable[[], Any]) -> tuple[float, float, Any]:
     """Seconds, seconds of CPU time of all threads, and the result."""
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall = time.perf_counter()
+    cpu = time.process_time()
     result = program()
     return time.perf_counter() - wall, time.process_time() - cpu, result
 
@@ -137,7 +139,7 @@ def packed(contexts: Sequence[Any], seq_len: int) -> Any:
     """Contexts that an engine sampled, as the rows of a trainer."""
     from memsearcher_jax.training.packing import TrainingExample, pack
 
-    examples = [TrainingExample(one.ids, one.logprobs, one.sampled, 1.0) for one in contexts]
+    examples = [TrainingExample(context.ids, context.logprobs, context.sampled, 1.0) for context in contexts]
     return pack(examples, seq_len, 1, np.random.default_rng(0))
 
 
@@ -154,7 +156,8 @@ def transformers_generate(model: ModelConfig) -> Callable[..., list[list[int]]]:
     torch.manual_seed(0)
     settings = config_json(model) | {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
-    device, dtype = "cuda" if torch.cuda.is_available() else "cpu", getattr(torch, model.param_dtype)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = getattr(torch, model.param_dtype)
     with torch.device(device):
         torch_model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
 

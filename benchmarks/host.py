@@ -390,7 +390,10 @@ def between(flags: Flags, config: RunConfig, trajectories: Sequence[Trajectory])
 
     def rewarded() -> list[ScoredTrajectory]:
         if agent.needs_completers:  # which are another model's
-            return [ScoredTrajectory(one, 0.5, context_rewards=(0.5,) * len(one.contexts)) for one in several]
+            return [
+                ScoredTrajectory(trajectory, 0.5, context_rewards=(0.5,) * len(trajectory.contexts))
+                for trajectory in several
+            ]
         return agent.rewards(several, Scoring(ChatTokenizer.load(flags.tokenizer)))
 
     seconds: dict[str, float] = {}
@@ -405,11 +408,11 @@ def between(flags: Flags, config: RunConfig, trajectories: Sequence[Trajectory])
     scored = [replace(one, reward=float(rng.random())) for one in scored]  # so that every group has a spread
     rl = replace(config.rl, keep_constant_reward_groups=True)
     examples = timed("advantages", lambda: multi_context_advantages(scored, groups, rl))
-    summaries = timed("summaries", lambda: [summarize_trajectory(one) for one in scored])
+    summaries = timed("summaries", lambda: [summarize_trajectory(trajectory) for trajectory in scored])
     compressed = timed("compression of trajectories", lambda: compress_trajectories(scored))
     batch = RolloutBatch(examples, summaries, RolloutStats(), compressed)
     timed("exchange, both ways", lambda: from_bytes(to_bytes(batch)))
-    examples = [replace(one, advantage=float(rng.random())) for one in examples]
+    examples = [replace(example, advantage=float(rng.random())) for example in examples]
     examples = timed("equal examples", lambda: merge_equal(examples))
     training = config.training
     packing = partial(pack, microbatches=training.grad_accum_steps, minibatch_contexts=training.minibatch_contexts)
@@ -437,9 +440,9 @@ def main(flags: Flags) -> None:
         return
     measured = measure(flags, config, workload, tokenizer)
     done = measured.trajectories
-    contexts = np.mean([len(one.contexts) for one in done])
-    stops = sorted({one.outcome.stop.value for one in done})
-    lengths = np.mean([len(context.ids) for one in done for context in one.contexts])
+    contexts = np.mean([len(trajectory.contexts) for trajectory in done])
+    stops = sorted({trajectory.outcome.stop.value for trajectory in done})
+    lengths = np.mean([len(context.ids) for trajectory in done for context in trajectory.contexts])
     print(
         f"{flags.workflow}, {len(done)} trajectories of {contexts:.2f} contexts of {lengths:,.0f} tokens, "
         f"{flags.slots} slots, searches of {flags.search_ms:g} ms, ended by: {', '.join(stops)}"

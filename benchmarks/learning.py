@@ -99,9 +99,10 @@ def scores(run: Path, arguments: Sequence[str]) -> list[str]:
             command("evaluate", folder, [*arguments, "--evaluation.temperature", temperature])
         results = read_results(folder)
         groups = {name: value for name, value in results["metrics"].items() if name.startswith("exact_match")}
-        for name, one in (results["evaluation"]["benchmarks"] | results["evaluation"]["by_length"]).items():
+        for name, group in (results["evaluation"]["benchmarks"] | results["evaluation"]["by_length"]).items():
             score = "cover_exact_match" if name.startswith("documents") else "accuracy"
-            groups |= {name: one["scores"][score]["mean"]} if score in one["scores"] else {}
+            if score in group["scores"]:
+                groups[name] = group["scores"][score]["mean"]
         cell = ", ".join(f"{name.removeprefix('exact_match/')} {value:.3f}" for name, value in groups.items())
         cells.append(f"{cell}; {tokens(folder)}")
     return cells
@@ -110,10 +111,17 @@ def scores(run: Path, arguments: Sequence[str]) -> list[str]:
 def tokens(evaluation: Path) -> str:
     """Tokens of all contexts of a trajectory, each counted once, and of its longest context: mean and maximum."""
     files = sorted((evaluation / "trajectories").rglob("*.jsonl.gz"))
-    contexts = (one.trajectory.contexts for file in files for one in read_trajectories(file))
-    lengths = [[len(context.ids) for context in of_one] for of_one in contexts if of_one]
-    total, longest = (statistics.fmean(map(measure, lengths)) for measure in (sum, max))
-    return f"{total:.0f} tokens, longest context {longest:.0f} to {max(map(max, lengths))}"
+    totals = []
+    longest = []
+    for file in files:
+        for scored in read_trajectories(file):
+            lengths = [len(context.ids) for context in scored.trajectory.contexts]
+            if lengths:
+                totals.append(sum(lengths))
+                longest.append(max(lengths))
+    mean_total = statistics.fmean(totals)
+    mean_longest = statistics.fmean(longest)
+    return f"{mean_total:.0f} tokens, longest context {mean_longest:.0f} to {max(longest)}"
 
 
 def command(program: str, folder: Path, words: Sequence[str]) -> None:

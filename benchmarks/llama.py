@@ -22,7 +22,9 @@ import tyro
 from memsearcher_jax.model import weights
 from memsearcher_jax.model.config import ModelConfig
 
-STEPS, SLOTS, CONTEXT = 16, 16, 1_024
+STEPS = 16
+SLOTS = 16
+CONTEXT = 1_024
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ def main(flags: Flags) -> None:
 def engine_program(model: ModelConfig, flags: Flags) -> Callable[[], tuple]:
     settings = {"prefill_buckets": (256,), "prefill_tokens_per_step": SLOTS * CONTEXT}
     engine, params = common.random_engine(model, (SLOTS,), CONTEXT, decode_steps_per_call=STEPS, **settings)
-    rng, lengths = np.random.default_rng(0), range(flags.tokens, flags.tokens + 20 * SLOTS, 20)
+    rng = np.random.default_rng(0)
+    lengths = range(flags.tokens, flags.tokens + 20 * SLOTS, 20)
     prompts = [[slot, *rng.integers(0, model.vocab_size, length - 1).tolist()] for slot, length in enumerate(lengths)]
 
     def run() -> tuple:
@@ -69,18 +72,24 @@ def llama_program(model: ModelConfig, flags: Flags) -> Callable[[], tuple]:
         write_gguf(file.name, model, flags.dtype)
         loaded = llama.llama_model_load_from_file(file.name.encode(), llama.llama_model_default_params())
     settings = llama.llama_context_default_params()
-    settings.n_ctx, settings.n_seq_max, settings.kv_unified = CONTEXT * SLOTS, SLOTS, False
+    settings.n_ctx = CONTEXT * SLOTS
+    settings.n_seq_max = SLOTS
+    settings.kv_unified = False
     settings.n_threads = settings.n_threads_batch = flags.threads
     settings.type_k = settings.type_v = int(flags.dtype == "bfloat16")  # GGML_TYPE_F32 and F16
-    context, batch = llama.llama_init_from_model(loaded, settings), llama.llama_batch_init(CONTEXT, 0, 1)
-    rng, lengths = np.random.default_rng(0), range(flags.tokens, flags.tokens + 20 * SLOTS, 20)
+    context = llama.llama_init_from_model(loaded, settings)
+    batch = llama.llama_batch_init(CONTEXT, 0, 1)
+    rng = np.random.default_rng(0)
+    lengths = range(flags.tokens, flags.tokens + 20 * SLOTS, 20)
 
     def decode(tokens: list[tuple[int, int]]) -> None:
         """Adds a random token at (slot, position), each; logits are of the last of a slot."""
         batch.n_tokens = len(tokens)
         for i, (slot, position) in enumerate(tokens):
-            batch.token[i], batch.pos[i] = int(rng.integers(model.vocab_size)), position
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, slot
+            batch.token[i] = int(rng.integers(model.vocab_size))
+            batch.pos[i] = position
+            batch.n_seq_id[i] = 1
+            batch.seq_id[i][0] = slot
             batch.logits[i] = (slot, position + 1) not in tokens[i + 1 : i + 2]
         assert llama.llama_decode(context, batch) == 0
 
@@ -109,7 +118,8 @@ def write_gguf(file: str, model: ModelConfig, dtype: str) -> None:
     for name, value in (sizes | {"layer_norm_rms_eps": model.norm_eps, "rope_freq_base": model.rope_theta}).items():
         getattr(writer, f"add_{name}")(value)
     writer.add_tokenizer_model("none")
-    rng, names = np.random.default_rng(0), gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, model.layers)
+    rng = np.random.default_rng(0)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, model.layers)
     for tensor in weights.tensors(model):
         name = names.get_name(tensor.name, (".weight",))
         if len(tensor.shape) == 1:

@@ -51,7 +51,7 @@ def main(flags: Flags) -> None:
         programs["transformers"] = partial(run_turn_by_turn, plans, flags.slots, generate)
     else:
         print("transformers left out: torch is not installed")
-    runs = common.alternate({name: partial(common.timed, one) for name, one in programs.items()}, flags.repeats)
+    runs = common.alternate({name: partial(common.timed, program) for name, program in programs.items()}, flags.repeats)
     speeds = {name: len(plans) / statistics.median(seconds for seconds, *_ in of) for name, of in runs.items()}
     generated = sum(plan.generated_tokens for plan in plans)
     for name, speed in speeds.items():
@@ -77,7 +77,8 @@ def engine_program(model: ModelConfig, plans: Sequence[Plan], total: int) -> Cal
 
     def run() -> SamplerStats:
         engine.start(params, jax.random.key(0))
-        waiting, active = list(plans), {}
+        waiting = list(plans)
+        active = {}
         while waiting or active:
             for slot in engine.scheduler.free_slots[: len(waiting)]:
                 active[slot] = trajectory(engine.scheduler, slot, waiting.pop(0))
@@ -124,7 +125,8 @@ def run_turn_by_turn(plans: Sequence[Plan], batch_size: int, generate: Generate)
 
     def generate_batch(prompts: Sequence[Sequence[int]], counts: Sequence[int]) -> list[list[int]]:
         nonlocal prefilled, steps
-        prefilled, steps = prefilled + sum(map(len, prompts)), steps + max(counts)
+        prefilled += sum(map(len, prompts))
+        steps += max(counts)
         return [ids[:count] for ids, count in zip(generate(prompts, max(counts)), counts, strict=True)]
 
     memories: dict[Plan, Sequence[int]] = dict.fromkeys(plans, ())

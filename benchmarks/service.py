@@ -75,7 +75,9 @@ def serving(load: Load) -> Iterator[str]:
 
 def measure(load: Load, questions: Sequence[str], url: str) -> dict[str, float]:
     """Run the clients for the duration of the load. Latencies are in milliseconds."""
-    started, seconds, errors = time.monotonic(), list[float](), list[str]()
+    started = time.monotonic()
+    seconds = list[float]()
+    errors = list[str]()
 
     def run_client(number: int) -> None:
         """Send the next question as soon as the previous response arrives: passages, or a finished answer."""
@@ -86,10 +88,12 @@ def measure(load: Load, questions: Sequence[str], url: str) -> dict[str, float]:
                 connection.close()
                 return
             question = questions[row % len(questions)]
-            path, body = "/search", {"query": f"{question} {row}", "top_n": 5}  # not in the cache
+            path = "/search"
+            body = {"query": f"{question} {row}", "top_n": 5}  # not in the cache
             if load.agent:
                 message = {"role": "user", "content": question}
-                path, body = "/v1/chat/completions", {"model": "agent", "messages": [message], "seed": row}
+                path = "/v1/chat/completions"
+                body = {"model": "agent", "messages": [message], "seed": row}
             try:
                 connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
                 response = connection.getresponse()

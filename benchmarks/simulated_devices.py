@@ -149,7 +149,8 @@ class CallTimes:
 
     def decode(self, steps: int, cached_tokens: float, tokens: int) -> float:
         """`cached_tokens`: those that all steps of all rows read; `tokens`: those that they generate."""
-        model, sampling = self.config.model, self.config.sampling
+        model = self.config.model
+        sampling = self.config.sampling
         flops = forward_flops(model, tokens, cached_tokens, tokens).forward
         kv_bytes = model.layers * model.kv_heads * sampling.kv_bytes(model.head_size, model.compute_itemsize)
         return self._seconds(flops, steps * self._param_bytes + cached_tokens * kv_bytes / self._devices)

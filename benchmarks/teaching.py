@@ -78,8 +78,10 @@ def main(flags: Flags) -> None:
         command("tpu_train", out / "teacher", ["--config", "tiny"])
     curves: dict[tuple[str, str], list[list[Point]]] = {}
     for name, method, seed in product(flags.students, METHODS, flags.seeds):
-        student, start = STUDENTS[name], half_start(out) if name == "half" else "package:tiny"
-        words, run = ["--config", "tiny", *student.sizes.split()], out / f"{name}, {method}, seed {seed}"
+        student = STUDENTS[name]
+        start = half_start(out) if name == "half" else "package:tiny"
+        words = ["--config", "tiny", *student.sizes.split()]
+        run = out / f"{name}, {method}, seed {seed}"
         if method == "best of n":
             points = best_of_n(run, student.rounds, words, start, seed)
         else:
@@ -95,7 +97,8 @@ def main(flags: Flags) -> None:
 
 def half_start(out: Path) -> str:
     """The student of half the width after the warm start of `tiny`."""
-    demos, run = out / "demos", out / "half, warm start"
+    demos = out / "demos"
+    run = out / "half, warm start"
     if not has_ended(run):
         script = ["-m", "examples.warmstart.demonstrate", "--config", "tiny_warmstart", "--steps", "250"]
         subprocess.run([sys.executable, *script, "--out", str(demos)], cwd=REPOSITORY, check=True)
@@ -111,14 +114,18 @@ def trained(run: Path, student: Student, words: Sequence[str]) -> Iterator[Point
         command("tpu_train", run, [*words, *steps])
     tokens = minutes = 0.0
     for step, metrics in enumerate(read_metrics(run / METRICS_FILE), start=1):
-        tokens, minutes = tokens + metrics["generated_tokens"] / 1e3, minutes + training_minutes([metrics])
+        tokens += metrics["generated_tokens"] / 1e3
+        minutes += training_minutes([metrics])
         if "test/exact_match" in metrics:
             yield Point(step, tokens, minutes, metrics["test/exact_match"])
 
 
 def best_of_n(run: Path, rounds: int, words: Sequence[str], start: str, seed: int) -> Iterator[Point]:
     """Rounds: the policy samples, at a learning rate that does not change it; the start imitates the best of all."""
-    policy, tokens, minutes, files = start, 0.0, 0.0, list[str]()
+    policy = start
+    tokens = 0.0
+    minutes = 0.0
+    files = list[str]()
     for number in range(1, rounds + 1):
         kinds = "sampled", "learned", "tested"
         sampled, learned, tested = (run.with_name(f"{run.name}, {kind} {number}") for kind in kinds)
@@ -129,9 +136,10 @@ def best_of_n(run: Path, rounds: int, words: Sequence[str], start: str, seed: in
             learning = ["--seed", str(seed), "--sft.trajectories", *files, *BEST.split()]
             command("sft", learned, [*words, "--model.path", start, *learning])
             command("evaluate", tested, [*words, "--checkpoint", str(learned)])
-        policy, steps = str(learned), read_metrics(sampled / METRICS_FILE)
-        tokens += sum(one["generated_tokens"] for one in steps) / 1e3
-        minutes += sum(one["time/rollout"] for one in steps) / 60
+        policy = str(learned)
+        steps = read_metrics(sampled / METRICS_FILE)
+        tokens += sum(metrics["generated_tokens"] for metrics in steps) / 1e3
+        minutes += sum(metrics["time/rollout"] for metrics in steps) / 60
         minutes += training_minutes(read_metrics(learned / METRICS_FILE))
         yield Point(number, tokens, minutes, read_results(tested)["metrics"]["exact_match"])
 
@@ -140,11 +148,11 @@ def row(seeds: list[list[Point]]) -> Iterator[str]:
     """Cells of a table, with a number for each seed: the point from which the score stays at REACHED, then scores."""
     first = []
     for points in seeds:
-        below = max((number for number, one in enumerate(points) if one.exact_match < REACHED), default=-1)
+        below = max((number for number, point in enumerate(points) if point.exact_match < REACHED), default=-1)
         first.append(points[below + 1] if below + 1 < len(points) else None)
     for cell in ("{0.step}", "{0.tokens:.0f}", "{0.minutes:.1f}"):
-        yield " ".join(cell.format(one) if one else "-" for one in first)
-    yield " ".join(f"{fmean(one.exact_match for one in points[-3:]):.2f}" for points in seeds)
+        yield " ".join(cell.format(point) if point else "-" for point in first)
+    yield " ".join(f"{fmean(point.exact_match for point in points[-3:]):.2f}" for points in seeds)
 
 
 def plot(path: Path, students: tuple[str, ...], curves: dict[tuple[str, str], list[list[Point]]]) -> None:
@@ -153,7 +161,7 @@ def plot(path: Path, students: tuple[str, ...], curves: dict[tuple[str, str], li
         axes = figure.add_subplot(1, len(students), number)
         for color, method in zip(COLORS, METHODS, strict=False):
             for seed, points in enumerate(curves[student, method]):
-                x, y = zip(*((one.tokens, one.exact_match) for one in points), strict=True)
+                x, y = zip(*((point.tokens, point.exact_match) for point in points), strict=True)
                 axes.plot(x, y, ".-", color=color, linewidth=1, label="" if seed else method)
         style_axes(axes, "thousand sampled tokens", 0.6)
         axes.set_title(f"Greedy exact match, {student}", loc="left", fontsize=10)

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SYSTEM, BRIDGE, SUFFIX = 449, 4, 6  # approximate tokens of the fixed segments of the published prompt
+# Approximate tokens of the fixed segments of the published prompt.
+SYSTEM = 449
+BRIDGE = 4
+SUFFIX = 6
 CONTEXT = 2_400  # tokens of the longest turn, rounded up
 Ids = tuple[int, ...]
 
@@ -48,7 +51,9 @@ def make_workload(trajectories: int, rollouts: int, vocab_size: int) -> list[Pla
     def turn() -> Turn:
         return Turn(int(rng.integers(30, 151)), ids(int(rng.integers(300, 901))), int(rng.integers(50, 401)))
 
-    system, bridge, suffix = ids(SYSTEM), ids(BRIDGE), ids(SUFFIX)
+    system = ids(SYSTEM)
+    bridge = ids(BRIDGE)
+    suffix = ids(SUFFIX)
     questions = [ids(int(rng.integers(20, 61))) for _ in range(-(-trajectories // rollouts))]
     return [
         Plan(system + questions[number // rollouts] + bridge, suffix, tuple(turn() for _ in range(rng.integers(1, 7))))

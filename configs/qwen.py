@@ -118,7 +118,8 @@ def mem1_7b() -> RunConfig:
     The base model, questions joined in pairs, six turns of 1,000 tokens, three passages in 1,000 tokens, exact match as
     the reward.
     """
-    base, search_r1 = qwen7b(), search_r1_3b()
+    base = qwen7b()
+    search_r1 = search_r1_3b()
     return replace(
         base,
         agent=replace(search_r1.agent, workflow="mem1", max_turns=6, completion_tokens=1_000, observation_tokens=1_000),

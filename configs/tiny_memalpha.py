@@ -16,7 +16,8 @@ from memsearcher_jax.rl.config import CompleterConfig, EvaluationConfig, RLConfi
 
 def tiny_memalpha() -> RunConfig:
     """Minutes on two CPU cores, compilation included; docs/memalpha.md has the times and results."""
-    base, package = tiny(), "package:tiny_memalpha"
+    base = tiny()
+    package = "package:tiny_memalpha"
     return replace(
         base,
         model=replace(base.model, path=package, tokenizer=package, vocab_size=1_600),

@@ -66,7 +66,8 @@ def read_documents(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def passages(where: str, document: dict[str, Any]) -> Iterator[dict[str, str]]:
     if document.get("text") == "":
         return
-    docid, text = id_field(where, document, "docid"), text_field(where, document, "text")
+    docid = id_field(where, document, "docid")
+    text = text_field(where, document, "text")
     title = match[1] if (match := TITLE.match(text)) else text.strip().partition("\n")[0]
     title = " ".join(title.replace('"', "'").split())[:200]
     for start, end in split_text(text, MAX_WORDS):

@@ -30,10 +30,11 @@ TYPES = {
 
 def layout(story: Story, number: int) -> dict[str, Any]:
     """A question about the story with its sessions, as an entry of longmemeval_s.json."""
-    sessions, dates = [], []
+    sessions = []
+    dates = []
     asked = story.stream.questions[number % len(story.stream.questions)]
     for chunk, sentences in zip(story.stream.chunks, story.sentences_C, strict=True):
-        answers = any(isinstance(one, Statement) and one.question == asked for one in sentences)
+        answers = any(isinstance(sentence, Statement) and sentence.question == asked for sentence in sentences)
         day, _, said = chunk.partition(". ")
         turns: list[dict[str, Any]] = [{"role": "user", "content": said}, {"role": "assistant", "content": "Noted."}]
         if answers:

@@ -174,7 +174,8 @@ def exact_match(scored: Sequence[ScoredTrajectory]) -> float:
 def train(config: RunConfig, steps: int, directory: Path) -> tuple[float, float]:
     """(greedy exact match on the test questions before, and after `steps` steps). `directory` gets the index."""
     mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=1), jax.devices()[:1])
-    model, training = config.model, update.fit_to_mesh(config.training, mesh)
+    model = config.model
+    training = update.fit_to_mesh(config.training, mesh)
     training = with_plan(training, learning_rate_plan(training, steps))
     tokenizer = ChatTokenizer.load(located(model.path))
     passages = make_encyclopedia(config.data.encyclopedia).passages

@@ -11,11 +11,14 @@ from memsearcher_jax.types import StopReason, Trajectory
 
 def reward(trajectories: list[Trajectory]) -> list[float]:
     """Of one problem: the mean of the answer's F1 and of the share of supporting pages found; 0 without an answer."""
-    return [_reward(one) if one.outcome.stop is StopReason.ANSWERED else 0.0 for one in trajectories]
+    return [_reward(trajectory) for trajectory in trajectories]
 
 
 def _reward(trajectory: Trajectory) -> float:
-    outcome, problem = trajectory.outcome, trajectory.problem
+    outcome = trajectory.outcome
+    if outcome.stop is not StopReason.ANSWERED:
+        return 0.0
+    problem = trajectory.problem
     answer = token_f1(outcome.answer, problem.golden_answers)
     found = {passage.title.casefold() for passage in outcome.passages}
     titles = {title.casefold() for title in problem.supporting_titles}

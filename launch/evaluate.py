@@ -18,7 +18,7 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -44,7 +44,11 @@ from memsearcher_jax.types import TrajectorySummary
 
 if TYPE_CHECKING:
     from memsearcher_jax.hosts.distributed import Hosts
+    from memsearcher_jax.rl.rewards import RewardFn
+    from memsearcher_jax.rl.rollout import Job, Params, RolloutDriver
+    from memsearcher_jax.rl.setup import Run
 
+TRAJECTORIES = "trajectories"
 MAX_UPDATES = 20  # of the progress; each computes all metrics
 SERVICE_SETTINGS = (".api_key_env", ".timeout", ".max_concurrency", ".max_outage")  # which --resume may change
 
@@ -113,102 +117,197 @@ def main(argv: Sequence[str]) -> None:
         evaluate(flags, locks=job, hosts=hosts)
 
 
+@dataclass(frozen=True)
+class Sampler:
+    """What answers questions, with the weights on the devices."""
+
+    driver: RolloutDriver
+    params: Params
+    reward_fn: RewardFn
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation, as a host has opened it."""
+
+    flags: Evaluate
+    hosts: Hosts
+    out: Path
+    run: Run
+    weights: dict[str, Any]  # the checkpoint and its step
+    done: dict[str, TrajectorySummary]  # of all hosts so far, by the question's id
+    jobs: Sequence[Job]  # the questions that this host has to answer
+    sampler: Sampler | None  # None where no host has any
+
+    @property
+    def folder(self) -> Path:
+        """Of the trajectories."""
+        return self.out / TRAJECTORIES
+
+    @property
+    def config(self) -> RunConfig:
+        """The settings as they were given."""
+        return self.flags.run
+
+    @property
+    def way_out(self) -> str:
+        return f"fix the error and rerun with --resume --out {self.out}"
+
+
 def evaluate(flags: Evaluate, *, locks: contextlib.ExitStack, hosts: Hosts) -> None:
     """Runs one evaluation in --out, which is locked until `locks` closes, writes its results and prints them.
 
     Each of the `hosts` answers its share of the questions; the first one writes the results. Errors of the user exit in
     one line.
     """
-    config = flags.run
-    resume = flags.resume
     with cli.one_line_errors(), contextlib.ExitStack() as startup, announced() as begin:
-        if resume:
-            require_same_evaluation(flags.out, config)
+        if flags.resume:
+            require_same_evaluation(flags.out, flags.run)
         out = job_output.open_output(flags, "evaluate", hosts, startup, locks)
-
-        begin("loading JAX")  # seconds; --help and errors do not need it
-        from memsearcher_jax.rl import answer_judge, setup, state
-        from memsearcher_jax.rl import evaluate as evaluation
-        from memsearcher_jax.rl.metrics import trajectory_metrics
-        from memsearcher_jax.runs import load_weights
-
-        newest_steps = hosts.exchange(json.dumps(load_weights.newest_step(config.model.path)).encode())
-        assert newest_steps, "every host gives a step"
-        # That of the first host: a run that trains on may save another checkpoint meanwhile.
-        weights = {"checkpoint": config.model.path, "step": json.loads(newest_steps[0])}
-        if resume:
-            require_same_weights(out, weights)
-        settings = with_own_inputs(out, config) if resume else config
-        index = preconditions.reusable_index(config)
-        begin("opening the model's files, the questions and the index")
-        run = hosts.in_turn(lambda: setup.prepare(settings, out, training=False, index=index))
-        folder = out / "trajectories"
-        problems = run.problems.test
-        if hosts.first:
-            outputs.write_json(out / WEIGHTS_FILE, weights)
-            _, notes = keep_inputs(out, config, weights["step"])
-            for note in notes:
-                print(f"{out}: {note}", file=sys.stderr)
-        asks_judge = config.judge.backend == "openai" and not run.agent.needs_completers
-        if asks_judge:
-            answer_judge.open_judge(config.judge)  # an error is found before the questions are answered
-        evaluation.drop_lost_trajectories(folder, hosts)
-        done = evaluation.read_summaries(folder, problems)
-        # Lost rows of other hosts count as missing on every host, whether they are removed yet or not.
-        answered = {id for id in done if not done[id].stop.is_fault}
-        jobs = evaluation.missing_jobs(problems, answered, hosts)
-        # All hosts load weights together, even those without jobs, before any of them starts to sample.
-        if jobs or (hosts.count > 1 and len(answered) < len(problems)):
-            begin("loading the weights")
-            params = setup.publish(run, state.initial_params(run, weights["step"]))
-            driver = setup.make_driver(run, evaluation=True)
-            reward_fn = state.open_reward_fn(run, evaluation=True)
-        if hosts.first:
-            preconditions.print_skipped(run.problems)
-            if len(answered) < len(problems):
-                (out / RESULTS_FILE).unlink(missing_ok=True)  # of the evaluation that lost these questions
-            if not resume:
-                open_run_folder(out, config, run.tokenizer.folder)
-        hosts.barrier("the output directory exists")
-    if jobs:
-        total = len(range(hosts.index, len(problems), hosts.count))
-        update_every = math.ceil(len(jobs) / MAX_UPDATES)
-        answered_before = len(done)
-        print(f"{out}: {len(jobs):,} questions to answer", file=sys.stderr, flush=True)
-        bar = Progress(preemption.label(hosts, "evaluate"), total, done=total - len(jobs))
-        with cli.one_line_errors(f"fix the error and rerun with --resume --out {out}"), bar as progress:
-
-            def on_answer(id: str, summary: TrajectorySummary) -> None:
-                done[id] = summary
-                number = len(done) - answered_before
-                progress.activity(f"{number}/{len(jobs)} trajectories")
-                if number % update_every == 0 or number == len(jobs):
-                    metrics = trajectory_metrics(list(done.values()), run.agent)
-                    progress.advance(metrics, by=number % update_every or update_every)
-
-            evaluation.evaluate_to_folder(run, driver, params, jobs, folder, hosts, reward_fn, on_answer)
+        evaluation = open_evaluation(flags, hosts, out, begin)
+    if evaluation.jobs:
+        answer(evaluation)
     hosts.barrier("all hosts have answered")
-    if not hosts.first:
-        return
-    if hosts.count > 1:  # the others have answered in the meantime
-        done = evaluation.read_summaries(folder, problems)
+    if hosts.first:
+        finish(evaluation)
+
+
+def open_evaluation(flags: Evaluate, hosts: Hosts, out: Path, begin: Callable[[str], None]) -> Evaluation:
+    """Opens the model, the questions, what is already answered, and the weights if any question is not.
+
+    `begin` announces each stage. Raises ValueError or OSError.
+    """
+    begin("loading JAX")  # seconds; --help and errors do not need it
+    from memsearcher_jax.rl import answer_judge, evaluate, setup
+
+    config = flags.run
+    weights = weights_of_first_host(config, hosts)
+    if flags.resume:
+        require_same_weights(out, weights)
+    settings = with_own_inputs(out, config) if flags.resume else config
+    index = preconditions.reusable_index(config)
+    begin("opening the model's files, the questions and the index")
+    run = hosts.in_turn(lambda: setup.prepare(settings, out, training=False, index=index))
+    if hosts.first:
+        outputs.write_json(out / WEIGHTS_FILE, weights)
+        _, notes = keep_inputs(out, config, weights["step"])
+        for note in notes:
+            print(f"{out}: {note}", file=sys.stderr)
+    if asks_judge(config, run.agent):
+        answer_judge.open_judge(config.judge)  # an error is found before the questions are answered
+    problems = run.problems.test
+    evaluate.drop_lost_trajectories(out / TRAJECTORIES, hosts)
+    done = evaluate.read_summaries(out / TRAJECTORIES, problems)
+    # Lost rows of other hosts count as missing on every host, whether they are removed yet or not.
+    answered = {id for id in done if not done[id].stop.is_fault}
+    jobs = evaluate.missing_jobs(problems, answered, hosts)
+    is_complete = len(answered) == len(problems)
+    sampler = None
+    # All hosts load weights together, even those without jobs, before any of them starts to sample.
+    if jobs or (hosts.count > 1 and not is_complete):
+        begin("loading the weights")
+        sampler = open_sampler(run, weights["step"])
+    if hosts.first:
+        preconditions.print_skipped(run.problems)
+        if not is_complete:
+            (out / RESULTS_FILE).unlink(missing_ok=True)  # of the evaluation that lost these questions
+        if not flags.resume:
+            open_run_folder(out, config, run.tokenizer.folder)
+    hosts.barrier("the output directory exists")
+    return Evaluation(flags, hosts, out, run, weights, done, jobs, sampler)
+
+
+def weights_of_first_host(config: RunConfig, hosts: Hosts) -> dict[str, Any]:
+    """The checkpoint, and its step as the first host sees it: a run that trains on may save another one meanwhile."""
+    from memsearcher_jax.runs import load_weights
+
+    newest_steps = hosts.exchange(json.dumps(load_weights.newest_step(config.model.path)).encode())
+    assert newest_steps, "every host gives a step"
+    return {"checkpoint": config.model.path, "step": json.loads(newest_steps[0])}
+
+
+def open_sampler(run: Run, step: int | None) -> Sampler:
+    """Loads the weights of the run's model, at this step of a checkpoint."""
+    from memsearcher_jax.rl import setup, state
+
+    params = setup.publish(run, state.initial_params(run, step))
+    driver = setup.make_driver(run, evaluation=True)
+    return Sampler(driver, params, state.open_reward_fn(run, evaluation=True))
+
+
+def answer(evaluation: Evaluation) -> None:
+    """Answers this host's questions; writes each trajectory as it ends, and shows the progress."""
+    from memsearcher_jax.rl.evaluate import evaluate_to_folder
+    from memsearcher_jax.rl.metrics import trajectory_metrics
+
+    run = evaluation.run
+    hosts = evaluation.hosts
+    jobs = evaluation.jobs
+    done = evaluation.done
+    sampler = evaluation.sampler
+    assert sampler is not None, "a host with questions has loaded the weights"
+    share = len(range(hosts.index, len(run.problems.test), hosts.count))
+    update_every = math.ceil(len(jobs) / MAX_UPDATES)
+    answered_before = len(done)
+    print(f"{evaluation.out}: {len(jobs):,} questions to answer", file=sys.stderr, flush=True)
+    bar = Progress(preemption.label(hosts, "evaluate"), share, done=share - len(jobs))
+    with cli.one_line_errors(evaluation.way_out), bar as progress:
+
+        def on_answer(id: str, summary: TrajectorySummary) -> None:
+            done[id] = summary
+            number = len(done) - answered_before
+            progress.activity(f"{number}/{len(jobs)} trajectories")
+            if number % update_every == 0 or number == len(jobs):
+                metrics = trajectory_metrics(list(done.values()), run.agent)
+                progress.advance(metrics, by=number % update_every or update_every)
+
+        evaluate_to_folder(
+            run, sampler.driver, sampler.params, jobs, evaluation.folder, hosts, sampler.reward_fn, on_answer
+        )
+
+
+def finish(evaluation: Evaluation) -> None:
+    """Writes the results of all hosts, and prints them."""
+    from memsearcher_jax.rl.evaluate import read_summaries
+
+    out = evaluation.out
+    config = evaluation.config
+    agent = evaluation.run.agent
+    problems = evaluation.run.problems.test
+    done = evaluation.done
+    if evaluation.hosts.count > 1:  # the others have answered in the meantime
+        done = read_summaries(evaluation.folder, problems)
     summaries = [done[problem.id] for problem in problems]
-    result = weights | evaluation_results(config, run.agent, summaries, out)
-    if scored_by := run.agent.scored_by(problems):
+    result = evaluation.weights | evaluation_results(config, agent, summaries, out)
+    if scored_by := agent.scored_by(problems):
         result["scored_by"] = scored_by
-    if asks_judge:
-        with cli.one_line_errors(f"fix the error and rerun with --resume --out {out}"):
-            answers = answer_judge.read_answers(folder, default_dataset(config))
-            judgements = answer_judge.judge_answers(answers, config.judge, out / answer_judge.JUDGEMENTS_FILE)
-            result["judge"] = answer_judge.summarize_judgements(answers, judgements, config.seed)
+    if asks_judge(config, agent):
+        with cli.one_line_errors(evaluation.way_out):
+            result["judge"] = judged(evaluation)
     outputs.write_json(out / RESULTS_FILE, result)
-    outputs.write_json(flags.json, result)
+    outputs.write_json(evaluation.flags.json, result)
     # Last: everything is written, should this fail.
     show_results(result, Console())
     answered_by = f"{result['questions']} questions answered by {config.model.path}"
     print(f"{out}: {answered_by}; results in {out / RESULTS_FILE}{job_output.write_report(out, out)}")
     if lost := result["lost"]:
         print(f"{out}: {lost} questions were lost to faults and enter no score; --resume asks them again")
+
+
+def asks_judge(config: RunConfig, agent: Agent) -> bool:
+    """Whether the judge scores the answers after all of them are written: not where rewards ask it themselves."""
+    return config.judge.backend == "openai" and not agent.needs_completers
+
+
+def judged(evaluation: Evaluation) -> dict[str, Any]:
+    """How many answers the judge finds right; its judgements are written to a file."""
+    from memsearcher_jax.rl import answer_judge
+
+    config = evaluation.config
+    answers = answer_judge.read_answers(evaluation.folder, default_dataset(config))
+    judgements_file = evaluation.out / answer_judge.JUDGEMENTS_FILE
+    judgements = answer_judge.judge_answers(answers, config.judge, judgements_file)
+    return answer_judge.summarize_judgements(answers, judgements, config.seed)
 
 
 def evaluation_results(

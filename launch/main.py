@@ -48,7 +48,9 @@ def main() -> None:
 
 def run_command(argv: Sequence[str]) -> None:
     of_file = {module.rpartition(".")[2]: module for module in COMMANDS.values()}
-    module, name, rest = of_file.get(Path(sys.argv[0]).stem), "", argv
+    module = of_file.get(Path(sys.argv[0]).stem)
+    name = ""
+    rest = argv
     if not module and argv:
         name, *rest = argv
         module = COMMANDS.get(name)

@@ -150,7 +150,8 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
     """`value` as the type `hint`, which JSON may write differently: a list for a tuple, 1 for 1.0."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return from_dict(value, hint, f"{name}.")
-    origin, choices = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    choices = typing.get_args(hint)
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_typed(member, choices[0], name) for member in value)
     if type(value) is hint or (origin is Literal and value in choices):

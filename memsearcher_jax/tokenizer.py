@@ -6,6 +6,7 @@ calls) is encoded with special tokens disabled, so that a page that contains `<|
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from bisect import bisect_left
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding, Tokenizer, models
 
 from memsearcher_jax.agent.prompts import ASSISTANT, END, SYSTEM, USER
 from memsearcher_jax.agent.protocol import THINK
@@ -36,13 +37,94 @@ CACHED_TOKENS = 1 << 21
 """Tokens of the texts whose ids a tokenizer keeps: those of two thousand trajectories, in some 20 MB."""
 
 
+WORD_PATTERNS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+"""How Qwen2, Qwen2.5 and Qwen3 split a text before its parts are encoded, and how Llama 3 does.
+
+No match has a letter of ASCII before another character of ASCII, and whether one ends there depends on nothing after
+it. So a text has the ids of its words, one after another. The same is true of GPT-2's pattern (`ByteLevel`).
+"""
+
+KEPT_WORDS = 1 << 16
+"""Words whose ids a tokenizer keeps, in some 15 MB."""
+
+LONGEST_KEPT_WORD = 32
+"""Characters. Text without letters of ASCII is one long word, which no other text is likely to have."""
+
+_WORD = re.compile(r"(?:[^A-Za-z]*+[A-Za-z]++(?=[^\x00-\x7f]))*+[^A-Za-z]*+[A-Za-z]*+")
+"""What precedes letters of ASCII, and these, up to another character of ASCII."""
+
+
+class _Words:
+    """Encodes outside text word by word, and a word once: five to ten times as fast as the text as a whole."""
+
+    def __init__(self, tokenizer: Tokenizer, indivisible: Sequence[str]):
+        """`indivisible`: tokens that outside text may hold and that a word may not split."""
+        self._tokenizer = tokenizer
+        self._indivisible = re.compile("|".join(map(re.escape, indivisible)) or r"(?!)")
+        self._ids: dict[str, list[int]] = {}
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> _Words | None:
+        """None for a tokenizer that may encode a text otherwise than its words."""
+        texts = [token.content for token in tokenizer.get_added_tokens_decoder().values() if not token.special]
+        if not (_divides_at_words(tokenizer) and all(map(str.isascii, texts))):
+            return None
+        return cls(tokenizer, texts)
+
+    def encode(self, text: str) -> list[int] | None:
+        """The ids of a text; None if it holds an indivisible token."""
+        if self._indivisible.search(text):
+            return None
+        kept = self._ids
+        if len(kept) >= KEPT_WORDS:
+            kept = self._ids = {}  # other threads may still read the old one
+        ids: list[int] = []
+        for word in _WORD.findall(text):
+            known = kept.get(word)
+            if known is None:
+                known = self._tokenizer.encode(word, add_special_tokens=False).ids
+                if len(word) <= LONGEST_KEPT_WORD:
+                    kept[word] = known
+            ids += known
+        return ids
+
+
+def _divides_at_words(tokenizer: Tokenizer) -> bool:
+    """Whether normalizer, pre-tokenizer and model encode the words of `_WORD` apart from each other."""
+    model = tokenizer.model
+    if not isinstance(model, models.BPE) or model.dropout:
+        return False
+    normalizer = tokenizer.normalizer
+    if normalizer and json.loads(normalizer.__getstate__())["type"] != "NFC":  # composes nothing with ASCII after it
+        return False
+    if not tokenizer.pre_tokenizer:
+        return False
+    last = json.loads(tokenizer.pre_tokenizer.__getstate__())
+    first: list[dict[str, Any]] = []
+    if last["type"] == "Sequence":
+        *first, last = last["pretokenizers"]
+    if last["type"] != "ByteLevel" or last["add_prefix_space"]:
+        return False
+    if last["use_regex"]:
+        return all(step["type"] == "Digits" for step in first)
+    return any(
+        first == [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}]
+        for pattern in WORD_PATTERNS
+    )
+
+
 class _Encoder:
     """Encodes texts, and keeps the ids of those that were used last: a workflow counts, clips and shows one text."""
 
-    def __init__(self, tokenizer: Tokenizer, prepare: Callable[[str], str] = str):
-        """`prepare` changes a text before it is encoded."""
+    def __init__(self, tokenizer: Tokenizer, prepare: Callable[[str], str] = str, words: _Words | None = None):
+        """`prepare` changes a text before it is encoded. `words`: encodes texts faster, with the same ids."""
         self._tokenizer = tokenizer
         self._prepare = prepare
+        self._words = words
         self._ids: dict[str, np.ndarray] = {}  # the longest unused first
         self._tokens = 0  # of all texts
         self._lock = threading.Lock()  # a service counts questions in other threads
@@ -50,7 +132,10 @@ class _Encoder:
     def ids(self, text: str) -> np.ndarray:
         """The ids of a text, int32 [T], which is not to be changed."""
         ids_T = self._cached(text)
-        return self._keep(text, self.encode(text)) if ids_T is None else ids_T
+        if ids_T is not None:
+            return ids_T
+        ids = self._words.encode(text) if self._words else None
+        return self._keep(text, self.encode(text).ids if ids is None else ids)
 
     def encode(self, text: str) -> Encoding:
         """The ids of a text with their offsets, which are not kept."""
@@ -63,8 +148,8 @@ class _Encoder:
                 self._ids[text] = ids_T
         return ids_T
 
-    def _keep(self, text: str, encoding: Encoding) -> np.ndarray:
-        ids_T = np.array(encoding.ids, np.int32)
+    def _keep(self, text: str, ids: Sequence[int]) -> np.ndarray:
+        ids_T = np.array(ids, np.int32)
         ids_T.flags.writeable = False
         with self._lock:
             if text not in self._ids:
@@ -77,12 +162,9 @@ class _Encoder:
 
     def prefix(self, text: str, limit: int) -> str:
         """The longest prefix of a text, at a token boundary, that encodes to at most `limit` tokens."""
-        ids_T = self._cached(text)
-        if ids_T is not None and len(ids_T) <= limit:
+        if len(self.ids(text)) <= limit:
             return text
-        encoding = self.encode(text)
-        if len(self._keep(text, encoding)) <= limit:
-            return text
+        encoding = self.encode(text)  # for its offsets
         # A prefix may encode to more tokens than the full text had for it, because its end merges differently.
         for kept in range(limit, 0, -1):
             clipped = text[: encoding.offsets[kept - 1][1]]
@@ -220,7 +302,7 @@ class ChatTokenizer:
 
     @cached_property
     def _untrusted(self) -> _Encoder:
-        return _Encoder(self._outside)
+        return _Encoder(self._outside, words=_Words.of(self._outside))
 
     def encode_trusted(self, text: str) -> tuple[int, ...]:
         """Ids of trusted text; ChatML becomes the markup and the control tokens of the model."""
@@ -323,8 +405,10 @@ def _render(library: Any, folder: str | Path) -> list[str]:
 
 
 def _declare_special(tokenizer: Tokenizer, markup: str) -> None:
-    """Makes the added tokens of the markup special: not every folder declares it, and outside text must not become
-    markup."""
+    """Makes the added tokens of the markup special.
+
+    Not every folder declares it, and outside text must not become markup.
+    """
     # With the tokens that tokenizer_config.json and its neighbours add to tokenizer.json.
     added = tokenizer.get_added_tokens_decoder().values()
     own = [token for token in added if not token.content.isspace() and token.content in markup]

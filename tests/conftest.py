@@ -39,11 +39,11 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit the environment
 
 
 def pytest_configure(config):
-    """The fast tests spend most of their time on compilation, so they use few XLA optimisations and share a compilation
-    cache on disk; the slow tests run long programs and use the default optimisations.
+    """Sets how programs are compiled.
 
-    The cache lasts for one run: programs of eight CPU devices that a later run reads from it can wait for each other
-    for ever in their collectives.
+    The fast tests spend most of their time on compilation, so they use few XLA optimisations and share a compilation
+    cache on disk; the slow tests run long programs and use the default optimisations. The cache lasts for one run:
+    programs of eight CPU devices that a later run reads from it can wait for each other for ever in their collectives.
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
         return

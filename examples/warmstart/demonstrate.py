@@ -49,7 +49,8 @@ class Demonstrate(cli.Command):
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse(Demonstrate, argv)
-        workflow, synthetic = flags.run.agent.workflow, flags.run.data.is_synthetic
+        workflow = flags.run.agent.workflow
+        synthetic = flags.run.data.is_synthetic
         scripts = SCRIPTS if synthetic else QUESTION_SCRIPTS
         if workflow not in scripts:
             kind = "generated" if synthetic else "real"
@@ -71,9 +72,10 @@ def main(argv: Sequence[str]) -> None:
 def write(folder: Path, step: int, demonstrations: Iterable[ScoredTrajectory]) -> None:
     """Writes the file of a step; every demonstration is of a problem of its own."""
     numbered = []
-    for number, one in enumerate(demonstrations):
-        problem = replace(one.trajectory.problem, id=f"{step}/{number}/{one.trajectory.problem.id}")
-        numbered.append(replace(one, trajectory=replace(one.trajectory, problem=problem)))
+    for number, demonstration in enumerate(demonstrations):
+        trajectory = demonstration.trajectory
+        problem = replace(trajectory.problem, id=f"{step}/{number}/{trajectory.problem.id}")
+        numbered.append(replace(demonstration, trajectory=replace(trajectory, problem=problem)))
     atomic_write(step_path(folder, step), compress_trajectories(numbered))
 
 

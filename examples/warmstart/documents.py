@@ -79,28 +79,36 @@ class DocumentDemonstrator:
 
     def __init__(self, run: Run, seed: int):
         config = replace(run.config.data.encyclopedia, seed=seed, train_questions=240, test_questions=0)
-        encyclopedia, words = make_encyclopedia(config), named_random(seed, "document passages")
-        self.tokenizer, self.prompts = run.tokenizer, run.agent.prompts
+        encyclopedia = make_encyclopedia(config)
+        words = named_random(seed, "document passages")
+        self.tokenizer = run.tokenizer
+        self.prompts = run.agent.prompts
         self.rng = named_rng(seed, "demonstrate documents", 0)
-        self.problems, self.entities = encyclopedia.train, encyclopedia.entities
-        self.passages = {name: make_passage(words, one, named_share=1.0) for name, one in self.entities.items()}
+        self.problems = encyclopedia.train
+        self.entities = encyclopedia.entities
+        self.passages = {name: make_passage(words, entity, named_share=1.0) for name, entity in self.entities.items()}
 
     def context(self, chunks: Mapping[str, float], errors: Errors) -> ScoredTrajectory:
         """A memory and a chunk with the reply, or a memory with the answer."""
         problem: Problem = self._one_of(self.problems)
-        (subject,), (relation,) = problem.supporting_titles, problem.metadata["relations"]
-        (answer,), fact = problem.golden_answers, f"{noun_phrase(relation, subject)} is"
-        memory, chunk = self._pick(MEMORIES), self._pick(chunks)
-        values = (one.relations.get(relation, answer) for one in self.entities.values())
+        (subject,) = problem.supporting_titles
+        (relation,) = problem.metadata["relations"]
+        (answer,) = problem.golden_answers
+        fact = f"{noun_phrase(relation, subject)} is"
+        memory = self._pick(MEMORIES)
+        chunk = self._pick(chunks)
+        values = (entity.relations.get(relation, answer) for entity in self.entities.values())
         wrong = self._one_of([value for value in values if value != answer])
         value = {"known": answer, "wrong": wrong}.get(memory, UNKNOWN)
         shown_memory = "" if memory == "empty" else f"{fact} {value}."
         if chunk == "answer":
-            prompt, reply = self.prompts.initial_prompt(problem.question, shown_memory), f"\\boxed{{{value}}}"
+            prompt = self.prompts.initial_prompt(problem.question, shown_memory)
+            reply = f"\\boxed{{{value}}}"
         else:
             title = self._title(chunk, subject)
             prompt = self.prompts.read(problem.question, shown_memory, self.passages[title])
-            draw, relations = self.rng.random(), self.entities[title].relations
+            draw = self.rng.random()
+            relations = self.entities[title].relations
             found = draw >= errors.misses if title == subject else draw < errors.misreads and relation in relations
             if found:
                 value = relations[relation]
@@ -112,13 +120,20 @@ class DocumentDemonstrator:
 
     def title_list(self) -> ScoredTrajectory:
         """A question and titles, each with its verdict, which alone is trained."""
-        problem, encode = self._one_of(self.problems), self.tokenizer.encode_untrusted
+        problem = self._one_of(self.problems)
+        encode = self.tokenizer.encode_untrusted
         (subject,) = problem.supporting_titles
-        similar, names = self._similar(subject), list(self.passages)
+        similar = self._similar(subject)
+        names = list(self.passages)
         spans = [(encode(f"<question> {problem.question} </question>"), False)]
         for _ in range(10):
             draw = self.rng.random()
-            title = subject if draw < 0.3 else self._one_of(similar or names) if draw < 0.55 else self._one_of(names)
+            if draw < 0.3:
+                title = subject
+            elif draw < 0.55:
+                title = self._one_of(similar or names)
+            else:
+                title = self._one_of(names)
             verdict = FOUND if title == subject else OTHER
             spans += [(encode(f'\n\n"{title}"\n'), False), (encode(verdict), True)]
         return task("list", self.tokenizer, spans)
@@ -129,7 +144,7 @@ class DocumentDemonstrator:
             return subject
         titles = list[str]()
         if chunk == "mention":
-            titles = [name for name, one in self.entities.items() if subject in one.relations.values()]
+            titles = [name for name, entity in self.entities.items() if subject in entity.relations.values()]
         elif chunk == "similar":
             titles = self._similar(subject)
         return self._one_of(titles or [name for name in self.passages if name != subject])

@@ -74,8 +74,9 @@ def check_disjoint(train: Iterable[Problem], test: Iterable[Problem]) -> None:
 
 
 def decompose(question: str, name: str, bridge: str) -> tuple[str, str] | None:
-    """The two steps of a question such as "When did A's father die?": "Who is A's father?", and, with `bridge` as the
-    answer, "When did B die?". None if the question does not describe somebody by their relation to `name`.
+    """The two steps of a question that describes somebody by their relation to `name`; None for another question.
+
+    "When did A's father die?" has the steps "Who is A's father?" and, with `bridge` as the answer, "When did B die?".
     """
     relation = "|".join((*_RELATIONS, *KINSHIP))
     name = re.escape(name) + "[!.]*"  # `find_title` leaves out the last punctuation of a title
@@ -85,7 +86,9 @@ def decompose(question: str, name: str, bridge: str) -> tuple[str, str] | None:
         return None
     inner, outer = KINSHIP.get(match[1], (match[1], ""))
     first = f"Who is {match[0].replace(match[1], inner)}?"
-    rest = bridge if not outer else f"{bridge}'s {outer}" if possessive else f"the {outer} of {bridge}"
+    rest = bridge
+    if outer:
+        rest = f"{bridge}'s {outer}" if possessive else f"the {outer} of {bridge}"
     return None if first == question else (first, question.replace(match[0], rest))
 
 
@@ -96,7 +99,7 @@ def steps(problem: Problem) -> tuple[Problem, ...]:
     if len(titles) != 2 or len(named) != 1:
         return ()
     title, name = named[0]
-    other = next(one for one in titles if one != title)
+    other = next(other for other in titles if other != title)
     bridge = plain_title(other)
     if (parts := decompose(problem.question, name, bridge)) is None:
         return ()
@@ -144,14 +147,16 @@ class QuestionDemonstrator:
     def _read(self, shown: str) -> str:
         """The memory after a search, which decides the next step. `shown`: the passages, clipped to their budget."""
         assert self.wanted is not None, "a memory follows a search"
-        (title, query), self.wanted = self.wanted, None
+        title, query = self.wanted
+        self.wanted = None
         titles = [Passage("", line).title for line in shown.split("\n")]
         if title not in titles:
             return NOTHING
         self.visited.add(title)
         text = "\n".join(shown.split("\n")[titles.index(title) + 1 :])
         if following := next(iter(self._named_in(text)), None):
-            self.wanted, name = following, following[1]
+            self.wanted = following
+            name = following[1]
             parts = decompose(self.asked, query, name)
             self.asked = parts[1] if parts else self.problem.question
             return f"{parts[0]} {name}. Next: {parts[1]}" if parts else f"{clause(text, name)}. Next: {name}."
@@ -168,8 +173,10 @@ class QuestionDemonstrator:
 
 
 def find_title(title: str, text: str) -> str:
-    """The first occurrence of a page's title, or else of the title without its parenthesis or without what follows a
-    comma; "" if there is none."""
+    """The first occurrence of a page's title, or else of a part of it; "" if there is none.
+
+    The parts are the title without its parenthesis, and without what follows a comma.
+    """
     bare = plain_title(title)
     return find_name(title, text) or find_name(bare, text) or find_name(bare.partition(",")[0], text)
 
@@ -197,21 +204,27 @@ def step(run: Run, number: int) -> list[ScoredTrajectory]:
 def held_out(run: Run) -> list[ScoredTrajectory]:
     """Contexts of the test questions, by the kind of decision that they train; some kinds may have none."""
     demonstrated = usable(run, run.problems.test)
-    return [one for kind, span in DECIDED.items() for one in decisions(kind, demonstrated, span, run.tokenizer)]
+    tasks: list[ScoredTrajectory] = []
+    for kind, span in DECIDED.items():
+        tasks += decisions(kind, demonstrated, span, run.tokenizer)
+    return tasks
 
 
 def usable(run: Run, problems: Iterable[Problem]) -> list[ScoredTrajectory]:
-    """Demonstrations, with the contexts that demonstrate something right: all, or without the search that did not lead
-    on and the turn that gives up."""
+    """Demonstrations, with the contexts that demonstrate something right.
+
+    These are all, or all but the search that did not lead on and the turn that gives up.
+    """
     demonstrations = []
-    for one in demonstrate(run, problems, QuestionDemonstrator):
-        if not is_right(one):
-            contexts = one.trajectory.contexts[:-2]
+    for demonstration in demonstrate(run, problems, QuestionDemonstrator):
+        trajectory = demonstration.trajectory
+        if not is_right(demonstration):
+            contexts = trajectory.contexts[:-2]
             transcript = run.tokenizer.transcript(contexts[-1].ids) if contexts else ""
-            one = replace(one, trajectory=replace(one.trajectory, contexts=contexts, transcript=transcript))
-        demonstrations.append(one)
+            trajectory = replace(trajectory, contexts=contexts, transcript=transcript)
+        demonstrations.append(replace(demonstration, trajectory=trajectory))
     return demonstrations
 
 
-def is_right(one: ScoredTrajectory) -> bool:
-    return one.scores["exact_match"] == 1
+def is_right(demonstration: ScoredTrajectory) -> bool:
+    return demonstration.scores["exact_match"] == 1

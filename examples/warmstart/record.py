@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 
 import numpy as np
 
@@ -99,7 +99,8 @@ def _context(tokens: Iterable[tuple[int, bool]]) -> Context:
 def task(kind: str, tokenizer: ChatTokenizer, spans: Iterable[tuple[Sequence[int], bool]]) -> ScoredTrajectory:
     """A context that belongs to no workflow: spans (ids, trained), of which what is trained is right."""
     context = _context((int(id), trained) for span, trained in spans for id in span)
-    problem, outcome = Problem(kind, "", (), {"source": kind}), Outcome(StopReason.ANSWERED)
+    problem = Problem(kind, "", (), {"source": kind})
+    outcome = Outcome(StopReason.ANSWERED)
     return ScoredTrajectory(Trajectory(problem, 0, outcome, (context,), tokenizer.transcript(context.ids)), 1.0)
 
 
@@ -116,7 +117,8 @@ def decisions(
 ) -> list[ScoredTrajectory]:
     """Contexts up to a reply that matches `span`, trained on the tokens of its group 1 alone."""
     tasks = []
-    for context in (context for one in demonstrations for context in one.trajectory.contexts):
+    contexts = chain.from_iterable(demonstration.trajectory.contexts for demonstration in demonstrations)
+    for context in contexts:
         for sampled, positions in groupby(range(len(context.ids)), context.sampled.__getitem__):
             reply = list(positions) if sampled else []
             ids = [context.ids[position] for position in reply]

@@ -17,6 +17,7 @@ import re
 import tempfile
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +93,13 @@ class SearchDemonstrator:
 
     def act(self) -> str:
         """The reply that opens a turn: a search or an answer. A workflow of one turn answers in any case."""
-        known_facts, newest = len(self.chain) - 1, self.chain[-1]
+        known_facts = len(self.chain) - 1
+        newest = self.chain[-1]
         complete = known_facts == len(self.relations)
         if complete or self.workflow in ("rag", "direct") or (known_facts and self._errs(self.errors.answer_early)):
             return self._format(KNOWN if complete else GUESS, "answer", newest)
-        query, relation = newest, self.relations[known_facts]
+        query = newest
+        relation = self.relations[known_facts]
         if self._errs(self.errors.wrong_query):
             query = newest.split()[-1] if " " in newest else relation
         return self._format(noun_phrase(relation, newest), "search", query)
@@ -165,13 +168,14 @@ def format_memory(text: str) -> str:
 
 def step(run: Run, number: int) -> list[ScoredTrajectory]:
     """The demonstrations and tasks of a step: from an encyclopedia that no other step has."""
-    seed, tokenizer = run.config.seed, run.tokenizer
+    seed = run.config.seed
+    tokenizer = run.tokenizer
     tasks = Tasks.open(run, step_seed(seed, number))
     demonstrations = tasks.demonstrations(Errors(), number)
     # The generator's name decides the draws, on which the packaged models depend.
     rng = named_rng(seed, "exercises", number)
     return [
-        *(one for of_workflow in demonstrations.values() for one in of_workflow),
+        *chain.from_iterable(demonstrations.values()),
         *copies(tokenizer, rng, np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.stop_ids), 60),
         *tasks.extractions(rng, 150),
         *(tasks.actions(rng, Errors(), 80) if run.config.agent.workflow == "memsearcher" else ()),
@@ -180,12 +184,11 @@ def step(run: Run, number: int) -> list[ScoredTrajectory]:
 
 def held_out(run: Run) -> list[ScoredTrajectory]:
     """Contexts without errors from an encyclopedia of their own, by the kind of copied span that they train."""
-    return [
-        one
-        for prefix, of_workflow in Tasks.open(run, HELD_OUT_SEED).demonstrations(NO_ERRORS, 0).items()
-        for name, span in COPIED_SPANS.items()
-        for one in decisions(prefix + name, of_workflow, span, run.tokenizer)
-    ]
+    tasks: list[ScoredTrajectory] = []
+    for prefix, demonstrations in Tasks.open(run, HELD_OUT_SEED).demonstrations(NO_ERRORS, 0).items():
+        for name, span in COPIED_SPANS.items():
+            tasks += decisions(prefix + name, demonstrations, span, run.tokenizer)
+    return tasks
 
 
 @dataclass(frozen=True)
@@ -206,7 +209,8 @@ class Tasks:
 
     def demonstrations(self, errors: Errors, number: int) -> dict[str, list[ScoredTrajectory]]:
         """Demonstrations of 28 random questions under "", and of 12 with each other workflow under "NAME/"."""
-        config, demonstrations = self.run.config, {}
+        config = self.run.config
+        demonstrations = {}
         for name in ("", *OTHER_WORKFLOWS.get(config.agent.workflow, ())):
             workflow = name or config.agent.workflow
             rng = named_rng(config.seed, f"demonstrate {workflow}", number)
@@ -221,9 +225,11 @@ class Tasks:
 
     def extractions(self, rng: np.random.Generator, count: int) -> list[ScoredTrajectory]:
         """Random passages, each followed by its facts in random order as a memory states them, which are trained."""
-        passages, encode = self.encyclopedia.passages, self.run.tokenizer.encode_untrusted
+        passages = self.encyclopedia.passages
+        encode = self.run.tokenizer.encode_untrusted
         chosen = rng.choice(len(passages), min(count, len(passages)), replace=False)
-        shuffle, tasks = _draw(rng).shuffle, []
+        shuffle = _draw(rng).shuffle
+        tasks = []
         for passage in (passages[row] for row in chosen):
             facts = list(self.encyclopedia.entities[passage.title].relations.items())
             shuffle(facts)
@@ -234,7 +240,8 @@ class Tasks:
 
     def actions(self, rng: np.random.Generator, errors: Errors, count: int) -> list[ScoredTrajectory]:
         """First replies of a turn, errors included, to random questions with a correct memory of one or more facts."""
-        tokenizer, tasks = self.run.tokenizer, []
+        tokenizer = self.run.tokenizer
+        tasks = []
         for problem in self._random_problems(rng, count):
             chain = [*problem.metadata["supporting_titles"], *problem.golden_answers]
             known = chain[: int(rng.integers(2, len(chain) + 1))]

@@ -75,8 +75,11 @@ RELATIONS = (
 
 @dataclass(frozen=True)
 class SplitQuestions(cli.Command):
-    """Split questions into files that share no question and no supporting page. --config and --retrieval.corpus are for
-    questions about the pages of a corpus, which the script answers as that agent, with that search."""
+    """Split questions into files that share no question and no supporting page.
+
+    --config and --retrieval.corpus are for questions about the pages of a corpus, which the script answers as that
+    agent, with that search.
+    """
 
     files: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="FILE")] = ()
     """Questions in FlashRAG's layout: DATASET/SPLIT.jsonl, with supporting pages in the metadata. --data.questions
@@ -151,11 +154,11 @@ def generate(
         demonstrated = demonstrate(run, problems, QuestionDemonstrator)
     problems = [one.trajectory.problem for one in demonstrated if is_right(one)][:count]  # all kinds of facts in turn
     fresh = without_shared(problems, train)
-    while len(closed := without_shared(fresh, [one for one in problems if one not in fresh])) < len(fresh):
+    while len(closed := without_shared(fresh, [problem for problem in problems if problem not in fresh])) < len(fresh):
         fresh = closed
     for_rl, _ = split(fresh, (min(len(problems) // RL_SHARE, len(fresh)),), config.seed)
     chosen = {problem.id for problem in for_rl}
-    return {"generated_sft": [one for one in problems if one.id not in chosen], "generated_rl": for_rl}
+    return {"generated_sft": [problem for problem in problems if problem.id not in chosen], "generated_rl": for_rl}
 
 
 def page_questions(passages: Iterable[Passage], seed: int) -> list[Problem]:
@@ -202,8 +205,11 @@ def _title_at(text: str, start: int, pages: dict[str, str]) -> str:
 
 
 def _pronoun(text: str) -> str:
-    male, female = (len(re.findall(words, text)) for words in (r"\b[Hh](?:e|is|im)\b", r"\b(?:[Ss]he|[Hh]er)\b"))
-    return "he" if male > female else "she" if female > male else ""
+    male = len(re.findall(r"\b[Hh](?:e|is|im)\b", text))
+    female = len(re.findall(r"\b(?:[Ss]he|[Hh]er)\b", text))
+    if male == female:
+        return ""
+    return "he" if male > female else "she"
 
 
 def _worded(title: str, relation: str, work: str, question: str, rng: random.Random) -> str:
@@ -212,9 +218,10 @@ def _worded(title: str, relation: str, work: str, question: str, rng: random.Ran
     if work:
         return question.format(f"the {relation} of {work} {name}")
     first = "spouse" if relation in ("husband", "wife") else relation
-    kinship = {f"Who is the {then} of {{}}?": word for word, (one, then) in KINSHIP.items() if one == first}
+    kinship = {f"Who is the {outer} of {{}}?": word for word, (inner, outer) in KINSHIP.items() if inner == first}
     if question in kinship and not kinship[question].startswith("step"):  # a father's spouse may be the mother
-        relation, question = kinship[question], "Who is {}?"
+        relation = kinship[question]
+        question = "Who is {}?"
     return question.format(rng.choice((f"{name}'s {relation}", f"the {relation} of {name}")))
 
 

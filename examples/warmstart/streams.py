@@ -36,7 +36,9 @@ STORE_ALL, STORE_ONE = "All of it.\n", "A part.\n"
 """Text before the calls that store all statements or one sentence. They differ in the first token: a policy that
 imitates both makes one decision per chunk, and can learn from rewards alone to make the other one."""
 UNKNOWN = "I do not know."
-SEMANTIC, EPISODIC, CORE = "semantic_memory", "episodic_memory", "core_memory"
+SEMANTIC = "semantic_memory"
+EPISODIC = "episodic_memory"
+CORE = "core_memory"
 STORIES_PER_STEP = 16
 REORDERED_SENTENCES = (4, 13)  # minimum and exclusive maximum
 MAX_ITEMS = 400  # in a memory
@@ -73,7 +75,8 @@ def reply_to(
     shown_filler = [item for item, text in _ITEM.findall(shown) if text in FILLER]  # semantic
     calls = [_call("memory_delete", memory_type=SEMANTIC, memory_id=item) for item in shown_filler]
     calls += map(store_call, statements)
-    known = dict.fromkeys((*labels, *(match[1] for one in statements if (match := _LABEL.search(one.text)))))
+    matches = [_LABEL.search(statement.text) for statement in statements]
+    known = dict.fromkeys((*labels, *(match[1] for match in matches if match)))
     if len(known) > len(labels):
         calls.append(_call("memory_update", memory_type=CORE, new_content=core_memory(list(known))))
     return STORE_ALL + "".join(calls)
@@ -114,7 +117,10 @@ def held_out(run: Run) -> list[ScoredTrajectory]:
     tasks = Tasks.open(run, HELD_OUT_SEED)
     chunks = [tasks.chunk("store_all", NO_ERRORS, slice(1)) for _ in range(HELD_OUT_COUNT)]
     stored = tasks.storing(HELD_OUT_COUNT)
-    return [*stored, *chunks, *(one for kind in KINDS for one in tasks.answers(HELD_OUT_COUNT // 4, kind))]
+    answers: list[ScoredTrajectory] = []
+    for kind in KINDS:
+        answers += tasks.answers(HELD_OUT_COUNT // 4, kind)
+    return [*stored, *chunks, *answers]
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,8 @@ class Tasks:
 
     def extractions(self, count: int) -> list[ScoredTrajectory]:
         """Chunks, each followed by the calls that store its statements."""
-        encode, tasks = self.run.tokenizer.encode_untrusted, []
+        encode = self.run.tokenizer.encode_untrusted
+        tasks = []
         for _ in range(count):
             story, chunk = self._random_chunk()
             calls = "".join(map(store_call, select_statements(story.sentences_C[chunk])))
@@ -148,7 +155,8 @@ class Tasks:
 
     def reorderings(self, count: int) -> list[ScoredTrajectory]:
         """Statements, then the same ones in another order. Of the latter, what follows the first name is trained."""
-        tokenizer, tasks = self.run.tokenizer, []
+        tokenizer = self.run.tokenizer
+        tasks = []
         pool = [statement.text for statement in _statements(self.stories)]
         for _ in range(count):
             texts = self.rng.sample(pool, self.rng.randrange(*REORDERED_SENTENCES))
@@ -179,7 +187,8 @@ class Tasks:
 
     def chunk(self, kind: str, errors: Errors, trained: slice) -> ScoredTrajectory:
         """The script's reply to a chunk, with a memory of other stories; these tokens of the reply are trained."""
-        config, tokenizer = self.run.config, self.run.tokenizer
+        config = self.run.config
+        tokenizer = self.run.tokenizer
         story, chunk = self._random_chunk()
         memory, _ = self._random_memory([other for other in self.stories if other is not story])
         known_labels = self._random_subset(list(dict.fromkeys(_labels(_statements([story])))))
@@ -197,7 +206,8 @@ class Tasks:
 
         Without a `kind`, questions about the other statements in the retrieved evidence follow.
         """
-        tokenizer, prompts = self.run.tokenizer, self.run.agent.prompts
+        tokenizer = self.run.tokenizer
+        prompts = self.run.agent.prompts
         unanswerable = not kind and self.rng.random() < UNANSWERABLE_PROBABILITY
         if unanswerable:
             first = self.rng.choice([statement for statement in _statements(self.stories) if statement not in stored])
@@ -206,7 +216,7 @@ class Tasks:
         prompt = prompts.answer_prompt(evidence, first.question.text)
         answer = UNKNOWN if unanswerable else str(first.question.answer)
         spans = [(sum(tokenizer.prompt(prompt), ()), False), (encode_reply(tokenizer, answer), True)]
-        others = [one for one in stored if not kind and one is not first and f". {one.text}" in evidence]
+        others = [other for other in stored if not kind and other is not first and f". {other.text}" in evidence]
         for statement in self.rng.sample(others, len(others)):
             spans += [(tokenizer.encode_trusted(f"\n{USER}"), False)]
             spans += [(tokenizer.encode_untrusted(statement.question.text), False)]
@@ -215,7 +225,8 @@ class Tasks:
         return task(f"answer/{kind}" if kind else "answer", tokenizer, spans)
 
     def _random_chunk(self) -> tuple[Story, int]:
-        return (story := self.rng.choice(self.stories)), self.rng.randrange(len(story.sentences_C))
+        story = self.rng.choice(self.stories)
+        return story, self.rng.randrange(len(story.sentences_C))
 
     def _random_memory(self, stories: Sequence[Story]) -> tuple[Memory, list[Statement]]:
         """A memory of some statements, whose number is log-uniform, and these statements."""
@@ -223,7 +234,10 @@ class Tasks:
         max_log = math.log(min(MAX_ITEMS, len(statements)) + 1)
         stored = self.rng.sample(statements, int(math.exp(self.rng.uniform(0, max_log))) - 1)
         # Token counts of items are only used by rewards, which these examples do not have.
-        items = [(one.question.kind, Item(f"{number:04x}", one.text, 0)) for number, one in enumerate(stored)]
+        items = [
+            (statement.question.kind, Item(f"{number:04x}", statement.text, 0))
+            for number, statement in enumerate(stored)
+        ]
         if self.rng.random() < FILLER_ITEM_PROBABILITY:
             items.append(("", Item(f"{len(items):04x}", self.rng.choice(FILLER), 0)))
         memory = Memory(core_memory(self._random_subset(_labels(stored)[:LABELS])))

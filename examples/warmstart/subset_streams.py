@@ -26,7 +26,9 @@ from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.tokenizer import ChatTokenizer
 from memsearcher_jax.types import Problem
 
-PER_SOURCE, MAX_TOKENS, SEED = 100, 30_000, 42
+PER_SOURCE = 100
+MAX_TOKENS = 30_000
+SEED = 42
 POOLED = "icl_"  # sources with this prefix are one
 
 
@@ -82,7 +84,8 @@ def stream_row(problem: Problem) -> dict[str, Any]:
         "data_source": stream.source,
         "chunks": stream.chunks,
         "questions_and_answers": [
-            {"question": one.text, "answer": one.answer, "kind": one.kind} for one in stream.questions
+            {"question": question.text, "answer": question.answer, "kind": question.kind}
+            for question in stream.questions
         ],
     }
 

@@ -36,7 +36,8 @@ from memsearcher_jax.model import weights
 from memsearcher_jax.runs.run_dir import located
 from memsearcher_jax.tokenizer import ChatTokenizer
 
-TINY, MEMALPHA = located("package:tiny"), located("package:tiny_memalpha")
+TINY = located("package:tiny")
+MEMALPHA = located("package:tiny_memalpha")
 VOCAB_SIZE = 1_536  # of the first one, including the added tokens
 EMBEDDING_ROWS = 1_600  # of the second one, a few more than there are tokens
 ENCYCLOPEDIA_SEEDS = range(1, 65)  # without seed 0, the default of training
@@ -121,7 +122,8 @@ def extend_weights(folder: Path) -> None:
     added = [embed_VD[list(old.encode_untrusted(text))].mean(axis=0) for text in texts]
     unused = np.tile(embed_VD.mean(axis=0), (EMBEDDING_ROWS - new.vocab_size, 1))
     embed_VD = np.concatenate([embed_VD[: old.vocab_size], np.array(added), unused]).astype(np.float32)
-    config, params = replace(config, vocab_size=EMBEDDING_ROWS), {**params, "embed": embed_VD}
+    config = replace(config, vocab_size=EMBEDDING_ROWS)
+    params = {**params, "embed": embed_VD}
     weights.save(folder, config, params, new.folder, end_ids=new.end_ids)
 
 

@@ -72,9 +72,13 @@ def convert(file: Path, directory: Path) -> ModelConfig:
     shapes = {name: tuple(tensor.shape.tolist()[::-1]) for name, tensor in stored.items()}
     config = _read_config(file, fields, shapes)
     translate = get_tensor_name_map(MODEL_ARCH.QWEN3, config.layers)  # the names of all three families
-    names = {one: translate.get_name(one.name, (".weight", ".bias")) or one.name for one in weights.tensors(config)}
-    _check_tensors(file, config, shapes, {name: one.shape for one, name in names.items()})
-    by_weight = {(one.path, one.layer): name for one, name in names.items()}
+    expected: dict[str, tuple[int, ...]] = {}
+    by_weight: dict[tuple[str, int | None], str] = {}  # the name in the file
+    for tensor in weights.tensors(config):
+        name = translate.get_name(tensor.name, (".weight", ".bias")) or tensor.name
+        expected[name] = tensor.shape
+        by_weight[tensor.path, tensor.layer] = name
+    _check_tensors(file, config, shapes, expected)
     tokenizer = _read_tokenizer(file, fields)
 
     def read(path: str, layer: int | None) -> np.ndarray:
@@ -151,10 +155,14 @@ def _read_tokenizer(file: Path, fields: dict[str, Any]) -> Any:
     from transformers.integrations.gguf import gguf_tokenizer_mapping as mapping
 
     found = {name.removeprefix("tokenizer."): value for name, value in fields.items() if name.startswith("tokenizer.")}
-    parts, settings = (
-        {name: found.pop(key) for key, name in mapping.GGUF_TOKENIZER_MAPPING[group].items() if key in found}
-        for group in ("tokenizer", "tokenizer_config")
-    )
+
+    def take(group: str) -> dict[str, Any]:
+        """Moves the keys of a group out of `found`, under the names that the library gives them."""
+        names = mapping.GGUF_TOKENIZER_MAPPING[group]
+        return {name: found.pop(key) for key, name in names.items() if key in found}
+
+    parts = take("tokenizer")
+    settings = take("tokenizer_config")
     if unknown := [key for key in found if not HARMLESS_TOKENIZER.fullmatch(key)]:
         raise ValueError(f"{file}: the key tokenizer.{unknown[0]} is not known: this program may read the file wrongly")
     # Text is split as for GPT-2 where the library does not know the name; SmolLM's merges have no digits in any case.

@@ -31,7 +31,10 @@ DECODER_SIZES = SIZES | {"kv_heads": "num_key_value_heads", "max_positions": "ma
 
 OFF = (False, None)
 SUPPORTED: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("add_cross_attention", "is_decoder", "is_encoder_decoder", "tie_encoder_decoder"), OFF),
+    "add_cross_attention": OFF,
+    "is_decoder": OFF,
+    "is_encoder_decoder": OFF,
+    "tie_encoder_decoder": OFF,
     "is_causal": (True, None),
     "pruned_heads": ({}, None),
     "quantization_config": (None,),
@@ -53,18 +56,55 @@ SUPPORTED_BY_FAMILY = {
 }
 
 HARMLESS = {
-    *("architectures", "attention_dropout", "attn_implementation", "_attn_implementation", "chunk_size_feed_forward"),
-    *("_attn_implementation_autoset", "_commit_hash", "cross_attention_hidden_size", "finetuning_task", "id2label"),
-    *("gradient_checkpointing", "initializer_range", "is_llama_config", "label2id", "max_window_layers", "model_name"),
-    *("_name_or_path", "num_labels", "output_attentions", "prefix", "problem_type", "return_dict", "sep_token_id"),
-    *("sliding_window", "task_specific_params", "tf_legacy_loss", "tokenizer_class", "torchscript", "use_bfloat16"),
-    *("transformers.js_config", "transformers_version", "unsloth_fixed", "unsloth_version", "use_cache"),
+    "architectures",
+    "attention_dropout",
+    "attn_implementation",
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "chunk_size_feed_forward",
+    "_commit_hash",
+    "cross_attention_hidden_size",
+    "finetuning_task",
+    "gradient_checkpointing",
+    "id2label",
+    "initializer_range",
+    "is_llama_config",
+    "label2id",
+    "max_window_layers",
+    "model_name",
+    "_name_or_path",
+    "num_labels",
+    "output_attentions",
+    "prefix",
+    "problem_type",
+    "return_dict",
+    "sep_token_id",
+    "sliding_window",
+    "task_specific_params",
+    "tf_legacy_loss",
+    "tokenizer_class",
+    "torchscript",
+    "transformers.js_config",
+    "transformers_version",
+    "unsloth_fixed",
+    "unsloth_version",
+    "use_bfloat16",
+    "use_cache",
 }
 """Keys of any model that do not change its numbers, besides those of generation, such as eos_token_id."""
 
 READ_DECODER = {
-    *(*DECODER_SIZES.values(), "model_type", "head_dim", "rms_norm_eps", "tie_word_embeddings", "layer_types"),
-    *("rope_theta", "rope_scaling", "rope_parameters", "dtype", "torch_dtype"),
+    *DECODER_SIZES.values(),
+    "model_type",
+    "head_dim",
+    "rms_norm_eps",
+    "tie_word_embeddings",
+    "layer_types",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "dtype",
+    "torch_dtype",
 }
 
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
@@ -79,8 +119,14 @@ SCALING = {
 """Field of `RopeScaling` -> the key of config.json."""
 
 TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"),
-    *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "generation_config.json"),
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
 )
 """Every file that a tokenizer's folder may hold, for copying it."""
 
@@ -104,11 +150,13 @@ def read_config(directory: str | Path) -> ModelConfig:
     if family not in ARCHITECTURES:
         raise ValueError(f"{path}: model_type is {family!r}, expected one of {', '.join(ARCHITECTURES)}")
     check_settings(path, settings, SUPPORTED_DECODER | SUPPORTED_BY_FAMILY[family], READ_DECODER)
-    if sliding := set(getattr(settings, "layer_types", None) or ()) - {"full_attention"}:
-        raise ValueError(f"{path}: layer_types has {min(sliding)!r}, only 'full_attention' is supported")
+    layer_types = getattr(settings, "layer_types", None) or ()
+    if other_types := set(layer_types) - {"full_attention"}:
+        raise ValueError(f"{path}: layer_types has {min(other_types)!r}, only 'full_attention' is supported")
     sizes = read_sizes(path, settings, DECODER_SIZES)
     check_heads(path, sizes["heads"], sizes["kv_heads"])
-    if (head_size := getattr(settings, "head_dim", None) or sizes["embed_size"] // sizes["heads"]) < 2:
+    head_size = getattr(settings, "head_dim", None) or sizes["embed_size"] // sizes["heads"]
+    if head_size < 2:
         raise ValueError(f"{path}: head_dim is {head_size}, expected at least 2")
     return ModelConfig(
         **sizes,
@@ -123,8 +171,8 @@ def read_config(directory: str | Path) -> ModelConfig:
 
 def config_json(config: ModelConfig, end_ids: Sequence[int] = ()) -> Settings:
     """The content of config.json, with the keys that old and new versions of transformers read."""
-    return {
-        **({"eos_token_id": end_ids[0]} if end_ids else {}),
+    settings: Settings = {"eos_token_id": end_ids[0]} if end_ids else {}
+    settings |= {
         "architectures": [ARCHITECTURES[config.family]],
         "model_type": config.family,
         **{key: getattr(config, field) for field, key in DECODER_SIZES.items()},
@@ -133,13 +181,17 @@ def config_json(config: ModelConfig, end_ids: Sequence[int] = ()) -> Settings:
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_theta,
         "rope_parameters": _rope_parameters(config) | {"rope_theta": config.rope_theta},
-        **({"rope_scaling": _rope_parameters(config)} if config.rope_scaling.factor != 1 else {}),
+    }
+    if config.rope_scaling.factor != 1:
+        settings["rope_scaling"] = _rope_parameters(config)
+    settings |= {
         "tie_word_embeddings": config.tie_embeddings,
         "use_sliding_window": False,
         **{key: values[0] for key, values in SUPPORTED_BY_FAMILY[config.family].items()},
         "dtype": config.param_dtype,
         "torch_dtype": config.param_dtype,
     }
+    return settings
 
 
 def read_settings(directory: str | Path) -> tuple[Path, Any]:
@@ -209,23 +261,27 @@ def write_json(path: Path, value: Settings) -> None:
 
 def _rope(path: Path, rope: Settings, stored: Settings) -> dict[str, Any]:
     """`rope_theta` and `rope_scaling` of rope_parameters, with which the older keys of the file must agree."""
-    kind, scaling = rope.get("rope_type"), RopeScaling()
+    kind = rope.get("rope_type")
+    scaling_keys = tuple(SCALING.values()) if kind == "llama3" else ()
     known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
-    known |= {*SCALING.values()} if kind == "llama3" else set()
-    if kind not in ("default", "llama3") or rope.get("partial_rotary_factor", 1) != 1 or rope.keys() - known:
+    rotates_all = rope.get("partial_rotary_factor", 1) == 1
+    if kind not in ("default", "llama3") or not rotates_all or rope.keys() - known - {*scaling_keys}:
         raise ValueError(f"{path}: rope_parameters = {json.dumps(rope)} is not supported, only default and llama3 are")
-    places = [{"rope_theta": stored.get("rope_theta")}, stored.get("rope_scaling"), stored.get("rope_parameters")]
-    for key, value in (item for place in places for item in (place or {}).items()):
-        other = rope.get("rope_type" if key == "type" else key)
-        if value is not None and value != other:
-            raise ValueError(f"{path}: {key} is {value} in one place and {other} in another: correct it")
-    for key in ("rope_theta", *(SCALING.values() if kind == "llama3" else ())):
+    places = ({"rope_theta": stored.get("rope_theta")}, stored.get("rope_scaling"), stored.get("rope_parameters"))
+    for place in places:
+        for key, value in (place or {}).items():
+            other = rope.get("rope_type" if key == "type" else key)
+            if value is not None and value != other:
+                raise ValueError(f"{path}: {key} is {value} in one place and {other} in another: correct it")
+    for key in ("rope_theta", *scaling_keys):
         if not isinstance(rope[key], int | float) or not 0 < rope[key] < math.inf:
             raise ValueError(f"{path}: {key} is {rope[key]!r}, expected a positive number")
+    scaling = RopeScaling()
     if kind == "llama3":
         scaling = RopeScaling(**{field: rope[key] for field, key in SCALING.items()})
         if scaling.low_frequency_factor >= scaling.high_frequency_factor:
-            low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+            low = scaling.low_frequency_factor
+            high = scaling.high_frequency_factor
             raise ValueError(f"{path}: rope_parameters: low_freq_factor {low} is not below high_freq_factor {high}")
     return {"rope_theta": float(rope["rope_theta"]), "rope_scaling": scaling}
 

@@ -88,7 +88,8 @@ class Cache:
     @classmethod
     def empty(cls, config: ModelConfig, pages: int, page_tokens: int, *, int8: bool = False) -> Cache:
         """Call it under jit to create it spread over a mesh."""
-        H, E = config.head_size, page_tokens
+        H = config.head_size
+        E = page_tokens
 
         def pool(rows: int, columns: int, dtype: str) -> Array:
             zeros = jnp.zeros((config.layers, pages, config.kv_heads, rows, columns), dtype)
@@ -153,16 +154,18 @@ class CacheView:
         segment_BT: Array,
         *sources: KVSource,
     ) -> tuple[Array, Array, Array]:
-        """(out_BNTH, k_BKTH, v_BKTH) of one layer: attention to the cached entries, to all that `sources` hold, and
-        causally to the new tokens of the same segment.
+        """(out_BNTH, k_BKTH, v_BKTH) of the attention of one layer.
 
-        Query head n reads kv head n // (N / K). Padding (segment 0) attends to padding, so that no softmax is empty.
-        The result has the keys and values of the new tokens, as they are to be appended: `as_bits`.
+        New tokens attend to the cached entries, to all that `sources` hold, and causally to the new tokens of the same
+        segment. Query head n reads kv head n // (N / K). Padding (segment 0) attends to padding, so that no softmax is
+        empty. The result has the keys and values of the new tokens, as they are to be appended: `as_bits`.
         """
-        q_BNTH, k_BKTH = apply_rope(q_BNTH, rotation), apply_rope(k_BKTH, rotation)
+        q_BNTH = apply_rope(q_BNTH, rotation)
+        k_BKTH = apply_rope(k_BKTH, rotation)
         k_BKTH, v_BKTH = mask_nonfinite_values(k_BKTH, v_BKTH)
         if self.cache.scale_LPK2E is not None:
-            k_BKTH, v_BKTH = rounded(k_BKTH), rounded(v_BKTH)
+            k_BKTH = rounded(k_BKTH)
+            v_BKTH = rounded(v_BKTH)
         q_BKQTH = group_heads(q_BNTH, k_BKTH)
         kernel = SEGMENT_KERNELS.get(self.platform)
         if kernel is not None and segment_BT.shape[1] % kernel.row_multiple == 0:
@@ -411,7 +414,8 @@ def append_to_pages(
     takes its new token or keeps its value. A window that would pass the page's end starts earlier, as XLA shifts it.
     """
     L, A, _, W, _ = new[0].shape
-    context_pages, E = page_table_AI.shape[1], pools[1].shape[3]
+    context_pages = page_table_AI.shape[1]
+    E = pools[1].shape[3]
     window = min(W, E)
 
     def write_chunk(chunk: Array, pools: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -448,7 +452,8 @@ def append_to_pages(
 
 def _chunks(x: Array, row_axis: int, token_axis: int, chunks: int) -> Array:
     """[..., B, ..., T, ...] -> [..., A, ..., W, ...]: the rows cut into `chunks` chunks of equal width, in order."""
-    B, T = x.shape[row_axis], x.shape[token_axis]
+    B = x.shape[row_axis]
+    T = x.shape[token_axis]
     split = (*x.shape[:token_axis], chunks // B, B * T // chunks, *x.shape[token_axis + 1 :])
     moved = jnp.moveaxis(x.reshape(split), token_axis, row_axis + 1)
     return moved.reshape(*moved.shape[:row_axis], chunks, *moved.shape[row_axis + 2 :])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,10 @@ from memsearcher_jax.model.qwen import Params, ParamSpec
 from memsearcher_jax.model.safetensors_files import check_tensors, finite, open_file, write_file
 from memsearcher_jax.model.weights import NAMES
 
-WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
-PATHS = {name.split(".")[-2]: path.removeprefix("layers.") for path, name in NAMES.items() if "proj.weight" in name}
+WEIGHTS_FILE = "adapter_model.safetensors"
+CONFIG_FILE = "adapter_config.json"
+PROJECTIONS = {path: name for path, name in NAMES.items() if name.endswith("proj.weight")}
+PATHS = {name.split(".")[-2]: path.removeprefix("layers.") for path, name in PROJECTIONS.items()}
 """PEFT's name of a projection, such as q_proj -> its name under "layers"."""
 SUPPORTED: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
@@ -37,27 +39,63 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "modules_to_save": (None, []),
     "rank_pattern": ({}, None),
     "alpha_pattern": ({}, None),
-    **dict.fromkeys(("layer_replication", "layers_to_transform"), (None, [])),
+    "layer_replication": (None, []),
+    "layers_to_transform": (None, []),
     "lora_bias": (False, None),
     "trainable_token_indices": (None,),
     "target_parameters": (None, []),
-    **dict.fromkeys(("use_qalora", "use_bdlora"), (False, None)),
-    **dict.fromkeys(("arrow_config", "kasa_config", "monteclora_config", "velora_config"), (None,)),
+    "use_qalora": (False, None),
+    "use_bdlora": (False, None),
+    "arrow_config": (None,),
+    "kasa_config": (None,),
+    "monteclora_config": (None,),
+    "velora_config": (None,),
 }
 """Settings of adapter_config.json -> the values that `read_adapters` accepts, by default the first."""
-READ_OR_HARMLESS = {
-    *("r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules", "layers_pattern"),
-    *("auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "inference_mode"),
-    *("lora_dropout", "lora_ga_config", "loftq_config", "megatron_config", "megatron_core", "peft_version"),
-    *("qalora_group_size", "revision", "runtime_config", "task_type"),
+READ = {"r", "lora_alpha", "use_rslora"}
+TOLD_BY_NAMES = {"target_modules", "exclude_modules", "layers_pattern"}
+"""Settings that the names of the tensors tell."""
+HARMLESS = {
+    "auto_mapping",
+    "base_model_name_or_path",
+    "corda_config",
+    "ensure_weight_tying",
+    "eva_config",
+    "inference_mode",
+    "lora_dropout",
+    "lora_ga_config",
+    "loftq_config",
+    "megatron_config",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "runtime_config",
+    "task_type",
 }
-"""The other settings: those that are read, that the names of the tensors tell, or that only training uses."""
+"""Settings that only training uses, or nothing."""
+
+
+@dataclass(frozen=True)
+class AdapterTensor:
+    """One tensor of an adapter file: A or B of one projection in one layer."""
+
+    name: str  # PEFT's
+    shape: tuple[int, int]
+    projection: str  # its name under "layers"
+    part: str  # "a" or "b"
+    layer: int
+
+    def of(self, adapters: Params) -> Any:
+        """Its array, in the tree of the adapters."""
+        return adapters["layers"][self.projection][self.part][self.layer]
 
 
 def adapter_specs(config: ModelConfig) -> Params:
     """The tree of the adapters with a `ParamSpec` in place of each array, sharded like their projection."""
     layers = qwen.param_specs(config)["layers"]
-    return {"layers": {PATHS[name]: _pair_specs(layers[PATHS[name]], config.lora_rank) for name in config.lora_targets}}
+    paths = [PATHS[name] for name in config.lora_targets]
+    return {"layers": {path: _pair_specs(layers[path], config.lora_rank) for path in paths}}
 
 
 def trainable_specs(config: ModelConfig) -> Params:
@@ -86,14 +124,16 @@ def merge(base: Params, adapters: Params, config: ModelConfig) -> Params:
     scale = config.lora_alpha / config.lora_rank
 
     def add(weight: jax.Array, pair: Params) -> jax.Array:
-        out, into = "opq"[: pair["b"].ndim - 2], "ijk"[: pair["a"].ndim - 2]
-        product = jnp.einsum(
-            f"l{out}r,lr{into}->l{out}{into}", pair["b"], pair["a"], precision=jax.lax.Precision.HIGHEST
-        )
+        # B is [layer, *outputs, rank] and A is [layer, rank, *inputs]; a projection has one or two of each.
+        outputs = "opq"[: pair["b"].ndim - 2]
+        inputs = "ijk"[: pair["a"].ndim - 2]
+        subscripts = f"l{outputs}r,lr{inputs}->l{outputs}{inputs}"
+        product = jnp.einsum(subscripts, pair["b"], pair["a"], precision=jax.lax.Precision.HIGHEST)
         return (weight + scale * product).astype(weight.dtype)
 
     layers = base["layers"]
-    return base | {"layers": layers | {name: add(layers[name], pair) for name, pair in adapters["layers"].items()}}
+    merged = {name: add(layers[name], pair) for name, pair in adapters["layers"].items()}
+    return base | {"layers": layers | merged}
 
 
 def read_adapters(directory: str | Path, config: ModelConfig) -> tuple[ModelConfig, Params]:
@@ -111,26 +151,31 @@ def read_adapters(directory: str | Path, config: ModelConfig) -> tuple[ModelConf
     for name, accepted in SUPPORTED.items():
         if settings.get(name, accepted[0]) not in accepted:
             raise ValueError(f"{path}: {name} is {settings[name]!r}, only {accepted[0]!r} is supported")
-    if unknown := sorted(settings.keys() - SUPPORTED.keys() - READ_OR_HARMLESS):
+    if unknown := sorted(settings.keys() - SUPPORTED.keys() - READ - TOLD_BY_NAMES - HARMLESS):
         raise ValueError(f"{path}: {unknown[0]} is not known: remove it there if the adapters do not depend on it")
-    rank, alpha = settings.get("r"), settings.get("lora_alpha")
-    if not isinstance(rank, int) or not isinstance(alpha, int | float) or not (rank > 0 and 0 < alpha < math.inf):
+    rank = settings.get("r")
+    alpha = settings.get("lora_alpha")
+    are_numbers = isinstance(rank, int) and isinstance(alpha, int | float)
+    if not are_numbers or not (rank > 0 and 0 < alpha < math.inf):
         raise ValueError(f"{path}: r is {rank!r} and lora_alpha is {alpha!r}, expected positive numbers")
-    alpha = float(alpha * math.sqrt(rank) if settings.get("use_rslora") else alpha)
+    if settings.get("use_rslora"):
+        alpha *= math.sqrt(rank)
     with open_file(directory / WEIGHTS_FILE) as file:
         names = set(file.keys())
         if not names:
             raise ValueError(f"{directory / WEIGHTS_FILE} holds no adapters: copy it again")
         targets = tuple(target for target in LORA_TARGETS if any(f".{target}." in name for name in names))
-        config = replace(config, lora_rank=rank, lora_alpha=alpha, lora_targets=targets)
+        config = replace(config, lora_rank=rank, lora_alpha=float(alpha), lora_targets=targets)
         tensors = list(_tensors(config))
-        check_tensors(directory, dict.fromkeys(names, file), {name: shape for name, shape, *_ in tensors})
-        if unexpected := names - {name for name, *_ in tensors}:
+        shapes = {tensor.name: tensor.shape for tensor in tensors}
+        check_tensors(directory, dict.fromkeys(names, file), shapes)
+        if unexpected := names - shapes.keys():
             raise ValueError(f"{directory} holds {min(unexpected)}, which is no adapter of this model")
         adapters = jax.tree.map(lambda spec: np.empty(spec.shape, np.float32), adapter_specs(config))
-        for name, _, param, part, layer in tensors:
-            target = adapters["layers"][param][part][layer]
-            target[...] = finite(directory, name, file.get_tensor(name)).reshape(target.shape)
+        for tensor in tensors:
+            target = tensor.of(adapters)
+            stored = finite(directory, tensor.name, file.get_tensor(tensor.name))
+            target[...] = stored.reshape(target.shape)
     return config, adapters
 
 
@@ -152,24 +197,29 @@ def write_adapters(
     }
     write_json(directory / CONFIG_FILE, settings)
     tensors = list(_tensors(config))
-    values = (np.asarray(adapters["layers"][param][part][layer]) for _, _, param, part, layer in tensors)
-    write_file(directory / WEIGHTS_FILE, [(name, shape) for name, shape, *_ in tensors], dtype, values)
+    values = (np.asarray(tensor.of(adapters)) for tensor in tensors)
+    write_file(directory / WEIGHTS_FILE, [(tensor.name, tensor.shape) for tensor in tensors], dtype, values)
 
 
 def _pair_specs(weight: ParamSpec, rank: int) -> dict[str, ParamSpec]:
-    (a_axes, b_axes), dtype = projections.adapter_axes(weight.axes[1:]), jnp.dtype("float32")
+    a_axes, b_axes = projections.adapter_axes(weight.axes[1:])
+    dtype = jnp.dtype("float32")
     sizes = dict(zip(weight.axes, weight.shape, strict=True)) | {"rank": rank}
-    pair = {"a": (weight.axes[0], *a_axes), "b": (weight.axes[0], *b_axes)}
-    return {name: ParamSpec(tuple(sizes[axis] for axis in axes), dtype, axes) for name, axes in pair.items()}
+
+    def spec(axes: tuple[str, ...]) -> ParamSpec:
+        of_all_layers = (weight.axes[0], *axes)
+        return ParamSpec(tuple(sizes[axis] for axis in of_all_layers), dtype, of_all_layers)
+
+    return {"a": spec(a_axes), "b": spec(b_axes)}
 
 
-def _tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int], str, str, int]]:
-    """(PEFT's name, its shape, name under "layers", "a" or "b", layer) of every tensor of the adapters."""
-    for param, pair in adapter_specs(config)["layers"].items():
+def _tensors(config: ModelConfig) -> Iterator[AdapterTensor]:
+    rank = config.lora_rank
+    for projection, pair in adapter_specs(config)["layers"].items():
         for part, spec in pair.items():
-            rank = config.lora_rank
             size = math.prod(spec.shape[1:]) // rank
+            shape = (rank, size) if part == "a" else (size, rank)
             for layer in range(config.layers):
-                name = NAMES[f"layers.{param}"].format(layer).removesuffix("weight")
-                shape = (rank, size) if part == "a" else (size, rank)
-                yield f"base_model.model.{name}lora_{part.upper()}.weight", shape, param, part, layer
+                prefix = NAMES[f"layers.{projection}"].format(layer).removesuffix("weight")
+                name = f"base_model.model.{prefix}lora_{part.upper()}.weight"
+                yield AdapterTensor(name, shape, projection, part, layer)

@@ -108,9 +108,15 @@ def _project_backward(subscripts: str, scale: float, saved: tuple[Any, ...], dou
 def _weight_gradient(axes: _Axes, x: Array, dout: Array) -> Array:
     """The product of `dout` and `x`, with the smaller one first: see `project`."""
     if dout.size <= x.size:
-        smaller, smaller_axes, larger, larger_axes = dout, axes.out, x, axes.x
+        smaller = dout
+        smaller_axes = axes.out
+        larger = x
+        larger_axes = axes.x
     else:
-        smaller, smaller_axes, larger, larger_axes = x, axes.x, dout, axes.out
+        smaller = x
+        smaller_axes = axes.x
+        larger = dout
+        larger_axes = axes.out
     # In another order of the result jnp.einsum would exchange the operands.
     order = "".join(axis for axis in smaller_axes + larger_axes if axis in axes.weight)
     dweight = einsum(f"{smaller_axes},{larger_axes}->{order}", smaller, larger)

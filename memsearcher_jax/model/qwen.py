@@ -38,7 +38,8 @@ from memsearcher_jax.ops.splash_attention import splash_attention
 Params = dict[str, Any]
 """A nested dict of arrays; the leaves under "layers" are stacked, [L, ...], or "layers" is as `publish` says."""
 
-ZEROS, ONES = nn.initializers.zeros, nn.initializers.ones
+ZEROS = nn.initializers.zeros
+ONES = nn.initializers.ones
 PACKED_ATTENTION = {"splash": splash_attention}
 """`ModelConfig.attention` -> kernels for attention over packed rows; otherwise plain XLA."""
 INPUT, QKV, GATE, UP = "input", "qkv", "gate", "up"
@@ -143,7 +144,8 @@ def publish(params: Params, config: ModelConfig, platform: str, dtype: str) -> P
     of a layer before it multiplies them, in every decoded step: they are read twice and written once. CPUs, too, unless
     all layers fit into a cache, where a copy costs less than to compile each layer by itself.
     """
-    axes, float_dtype = param_axes(config)["layers"], config.compute_dtype if dtype == "int8" else dtype
+    axes = param_axes(config)["layers"]
+    float_dtype = config.compute_dtype if dtype == "int8" else dtype
 
     def published(name: str, weight: Any) -> Any:
         if dtype != "int8" or "embed" not in axes[name]:
@@ -162,7 +164,8 @@ def publish(params: Params, config: ModelConfig, platform: str, dtype: str) -> P
 def _quantize(weight: Any, inputs: range) -> tuple[Any, Any]:
     if not isinstance(weight, ParamSpec):
         return quantize(weight, inputs)
-    shape, axes = weight.shape[: inputs.start], weight.axes[: inputs.start]
+    shape = weight.shape[: inputs.start]
+    axes = weight.axes[: inputs.start]
     return weight.astype("int8"), ParamSpec(shape, jnp.dtype("float32"), axes)
 
 
@@ -204,7 +207,11 @@ class Block(nn.Module):
     ) -> tuple[Array, tuple[Array, Array] | None]:
         """x_BTD, and with a cache this layer's (k_BKTH, v_BKTH), which are written for all layers after the scan."""
         c = self.config
-        D, N, K, H, F = c.embed_size, c.heads, c.kv_heads, c.head_size, c.ffn_size
+        D = c.embed_size
+        N = c.heads
+        K = c.kv_heads
+        H = c.head_size
+        F = c.ffn_size
 
         def weight(name: str, axes: str, shape: tuple[int, ...], init: Callable) -> Any:
             published = self.get_variable("params", name)
@@ -215,7 +222,8 @@ class Block(nn.Module):
             value = all_gather_param(stored.astype(c.compute_dtype), axes.split())
             if not self.has_variable("adapters", name):
                 return value
-            pair, scale = self.get_variable("adapters", name), c.lora_alpha / c.lora_rank
+            pair = self.get_variable("adapters", name)
+            scale = c.lora_alpha / c.lora_rank
             a_axes, b_axes = adapter_axes(tuple(axes.split()))
             return AdaptedWeight(value, all_gather_param(pair["a"], a_axes), all_gather_param(pair["b"], b_axes), scale)
 
@@ -242,7 +250,8 @@ class Block(nn.Module):
             q_BNTH = rms_norm(q_BNTH, weight("q_norm", "norm", (H,), ONES), c.norm_eps)
             k_BKTH = rms_norm(k_BKTH, weight("k_norm", "norm", (H,), ONES), c.norm_eps)
         if cache is None:
-            q_BNTH, k_BKTH = apply_rope(q_BNTH, rotation), apply_rope(k_BKTH, rotation)
+            q_BNTH = apply_rope(q_BNTH, rotation)
+            k_BKTH = apply_rope(k_BKTH, rotation)
         q_BNTH = constrain(q_BNTH, ("batch", "heads", None, None))
         k_BKTH = constrain(k_BKTH, ("batch", "kv", None, None))
         v_BKTH = constrain(v_BKTH, ("batch", "kv", None, None))
@@ -311,7 +320,8 @@ class Qwen(nn.Module):
         if unstacked is None:
             x_BTD, new_kv = self.layers(x_BTD, *inputs, jnp.arange(c.layers))
         else:
-            block, pairs = Block(c, parent=None), []
+            block = Block(c, parent=None)
+            pairs = []
             for number, weights in enumerate(unstacked):
                 x_BTD, pair = cast("tuple", block.apply({"params": weights}, x_BTD, *inputs, jnp.int32(number)))
                 pairs.append(pair)

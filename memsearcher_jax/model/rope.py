@@ -17,7 +17,8 @@ def rope_rotation(
     """
     frequency_h = theta ** (-jnp.arange(0, head_size, 2, dtype=jnp.float32) / head_size)
     if scaling.factor != 1:
-        low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+        low = scaling.low_frequency_factor
+        high = scaling.high_frequency_factor
         periods_h = scaling.original_positions * frequency_h / (2 * jnp.pi)
         kept_h = jnp.clip((periods_h - low) / (high - low), 0, 1)
         frequency_h *= kept_h + (1 - kept_h) / scaling.factor

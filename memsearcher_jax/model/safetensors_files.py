@@ -17,7 +17,8 @@ from safetensors import SafetensorError, safe_open
 
 from memsearcher_jax.model.hf_config import read_json, resolve_inside
 
-SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
 READABLE_TYPES = ("F32", "BF16", "F16")
 TYPE_NAMES = {"float32": "F32", "bfloat16": "BF16"}
 

@@ -131,8 +131,10 @@ def save_streamed(
     max_shard_bytes: int = SHARD_BYTES,
     verify: Callable[[], None] = lambda: None,
 ) -> None:
-    """`save` for weights that are read one at a time: `read` is called once for each tensor. Weights are written in
-    `config.param_dtype`. `verify` is called after the last one, before the folder appears."""
+    """`save` for weights that are read one at a time: `read` is called once for each tensor.
+
+    Weights are written in `config.param_dtype`. `verify` is called after the last one, before the folder appears.
+    """
     directory = Path(directory).resolve()
     if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
         raise ValueError(f"{directory} exists and is not empty: remove it or choose another folder")

@@ -296,7 +296,8 @@ def group_heads(x_BNTH: Array, k_BKTH: Array) -> Array:
 
 def self_attention(q_BKQTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Array) -> OnlineSoftmax:
     """Attention of each token to those of its segment up to itself."""
-    T, k_BKHT = segment_BT.shape[1], jnp.swapaxes(k_BKTH, 2, 3)
+    T = segment_BT.shape[1]
+    k_BKHT = jnp.swapaxes(k_BKTH, 2, 3)
     mask_BTT = jnp.tril(jnp.ones((T, T), bool)) & (segment_BT[:, :, None] == segment_BT[:, None, :])
     block = max(QUERY_BLOCK, T // MAX_QUERY_BLOCKS)
     block = T if T % block else block

@@ -51,8 +51,10 @@ class Recovery:
         return rolls_back
 
     def check_evaluation(self, step: int, test_metrics: Metrics) -> bool:
-        """Whether the evaluation of the weights after `step` steps shows that they are broken, so that the run has to
-        roll back. Raises RunEnded where it cannot. Without an evaluation, `test_metrics` are empty."""
+        """Whether the weights are broken, by their evaluation after `step` steps, so that the run has to roll back.
+
+        Without an evaluation, `test_metrics` are empty. Raises RunEnded where the run cannot roll back.
+        """
         metrics = {name.removeprefix(TEST_PREFIX): value for name, value in test_metrics.items()}
         return self.monitor.is_broken(metrics) and self.monitor.recover(f"the evaluation after step {step}", metrics)
 

@@ -262,16 +262,17 @@ class RolloutDriver:
 
         Returns what it asks for, as `_resume` does.
         """
-        *earlier, last = (None, *workflow.job.begun.responses)
+        begun = workflow.job.begun.responses
+        responses = (None, *begun)  # a generator starts with None
         try:
-            for response in earlier:
+            for response in responses[:-1]:
                 workflow.generator.send(response)
         except StopIteration as end:
             return end.value
         except Exception as error:
             return Outcome(StopReason.FAULT, error=described(error))
-        workflow.responses += workflow.job.begun.responses[:-1]
-        return self._resume(workflow, last)
+        workflow.responses += begun[:-1]
+        return self._resume(workflow, responses[-1])
 
     def _generated(self, workflow: _Running, generation: FinishedGeneration) -> Search | Call | Outcome | None:
         """Resumes the workflow with a generation that has ended; returns what it asks for, as `_resume` does."""

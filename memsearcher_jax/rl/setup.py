@@ -133,7 +133,8 @@ def check_teacher(config: RunConfig, tokenizer: ChatTokenizer) -> None:
     load_weights.check_weights(path, load_weights.teacher_model(config))
     other = ChatTokenizer.load(tokenizer_folder(path))
     for id in range(max(tokenizer.vocab_size, other.vocab_size)):
-        ours, theirs = tokenizer.id_to_token(id), other.id_to_token(id)
+        ours = tokenizer.id_to_token(id)
+        theirs = other.id_to_token(id)
         if ours != theirs:
             raise ValueError(
                 f"teacher.path {path} has another vocabulary: its token {id} is {theirs!r}, and the policy's {ours!r}: "
@@ -143,7 +144,9 @@ def check_teacher(config: RunConfig, tokenizer: ChatTokenizer) -> None:
 
 def _check_kv_cache(config: RunConfig, replicas: int) -> None:
     """Raises ValueError if the KV cache alone exceeds a local device, or is smaller than one context."""
-    model, sampling, devices = config.model, config.sampling, jax.local_devices()
+    model = config.model
+    sampling = config.sampling
+    devices = jax.local_devices()
     tokens = sampling.pages_per_replica(replicas) * sampling.page_tokens
     heads = model.kv_heads // sampling.tensor
     cache_bytes = model.layers * tokens * heads * sampling.kv_bytes(model.head_size, model.compute_itemsize)
@@ -207,7 +210,8 @@ def select_test_problems(test: Sequence[Problem], max_questions: int) -> list[Pr
 
     Raises ValueError if there are none, or if two have one id, which identifies their trajectories.
     """
-    counts, problems = Counter[str](), dict[str, Problem]()
+    counts = Counter[str]()
+    problems = dict[str, Problem]()
     for problem in test:
         source = str(problem.metadata.get("source", ""))
         counts[source] += 1
@@ -240,9 +244,12 @@ def make_driver(
 
     `check` is called after every step of the engine and interrupts a rollout by raising.
     """
-    config, params, agent = run.config, run.config.sampling.params, run.agent
+    config = run.config
+    params = run.config.sampling.params
+    agent = run.agent
     if evaluation:
-        params, agent = replace(params, temperature=config.evaluation.temperature), evaluation_agent(run)
+        params = replace(params, temperature=config.evaluation.temperature)
+        agent = evaluation_agent(run)
     engine = engine or Engine(config.model, config.sampling, run.tokenizer.stop_ids, run.meshes.local)
     start = make_start(run, agent)
     if not config.agent.harness:
@@ -272,7 +279,8 @@ def make_start(run: Run, agent: Agent) -> Callable[[Problem], Workflow]:
 
 def make_backends(run: Run) -> dict[str, Backend]:
     """What answers searches, under "", and calls, under the tool's name."""
-    agent, outage = run.config.agent, run.config.rl.max_search_outage
+    agent = run.config.agent
+    outage = run.config.rl.max_search_outage
     # An index in this process uses all cores for a batch, a service answers several batches at a time.
     concurrency = run.config.retrieval.max_concurrency if run.config.retrieval.url else 1
     clip = partial(run.tokenizer.clip, limit=agent.observation_tokens)

@@ -111,7 +111,8 @@ def initial_params(run: Run, step: int | None = None) -> Params:
     In param_dtype, or in compute_dtype if LoRA freezes them. `step`: that of the checkpoint, if model.path is a run; by
     default the newest.
     """
-    model, mesh = run.config.model, run.meshes.train
+    model = run.config.model
+    mesh = run.meshes.train
     if model.path:
         dtype = model.compute_dtype if model.lora_rank else model.param_dtype
         return load_weights.load_params(model.path, model, mesh, dtype, step)
@@ -121,7 +122,8 @@ def initial_params(run: Run, step: int | None = None) -> Params:
 
 def initial_adapters(run: Run) -> Params:
     """The adapters in model.adapter, or new ones from the seed, on the training mesh."""
-    model, mesh = run.config.model, run.meshes.train
+    model = run.config.model
+    mesh = run.meshes.train
     if model.adapter:
         return load_weights.load_adapters(model, mesh)[1]
     shardings = jax.tree.map(lambda x: x.sharding, sharding.abstract_arrays(lora.adapter_specs(model), mesh))

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-ROOT, UNUSED = -1, -2
+ROOT = -1
+UNUSED = -2
 BLOCK = 32
 """Tokens. Pages are found by their beginnings of so many tokens and multiples of it, not compared one by one."""
 

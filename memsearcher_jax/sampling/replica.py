@@ -167,8 +167,10 @@ class Replica:
         context.cached = tokens
 
     def _needed_pages(self, context: Context) -> int:
-        """Pages for all of the context's tokens and for those of its calls in flight and of the next one, but for the
-        last token."""
+        """Pages that the context needs for its next call.
+
+        They hold all of its tokens, and those of its calls in flight and of the next one, but for the last token.
+        """
         calls = context.calls_in_flight + 1
         new_tokens = min(calls * self._settings.decode_steps_per_call, context.remaining)
         return self.pool.pages_for(context.length - 1 + new_tokens)

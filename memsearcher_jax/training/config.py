@@ -148,7 +148,8 @@ def learning_rate_plan(config: TrainingConfig, steps: int | None = None) -> Lear
         decay = parse_duration("training.decay_steps", config.decay_steps, steps)
     if not warmup.count or not decay.count:
         unit = (warmup if warmup.count else decay).unit
-        warmup, decay = replace(warmup, unit=unit), replace(decay, unit=unit)
+        warmup = replace(warmup, unit=unit)
+        decay = replace(decay, unit=unit)
     if warmup.unit != decay.unit:
         raise ValueError(
             f"training.warmup_steps {config.warmup_steps} and training.decay_steps {config.decay_steps} differ in "

@@ -37,7 +37,8 @@ class TrainState:
 def learning_rate(config: TrainingConfig, number: ArrayLike, training_step: ArrayLike) -> jax.Array:
     """The rate of update `number`, which is in `training_step`, by the plan. None before its end is 0."""
     plan = learning_rate_plan(config)
-    warmup, decay = plan.warmup.count, plan.decay.count
+    warmup = plan.warmup.count
+    decay = plan.decay.count
     now = jnp.asarray(number if plan.decay.unit == "updates" else training_step)
     remaining = (warmup + decay - now) / decay if decay else 1
     return plan.peak * jnp.clip(jnp.minimum((now + 1) / max(warmup, 1), remaining), 0, 1)

@@ -1,5 +1,8 @@
-"""Our workflow on the scripts that were played to the original, in its wording: the same contexts, token for token of
-loss, the same searches and rewards; where ours differs on purpose, what it does instead."""
+"""Our workflow on the scripts that were played to the original, in its wording.
+
+The contexts are the same, token for token of loss, and so are the searches and rewards; where ours differs on purpose,
+the tests say what it does instead.
+"""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -191,10 +194,16 @@ def test_every_text_is_encoded_once_and_nothing_else_changes(rollouts, train, qw
     encoded: list[str] = []
     cut: list[str] = []
     encode, prefix = tokenizer._Encoder.encode, tokenizer._Encoder.prefix
+    encode_words = tokenizer._Words.encode
 
     def recorded(encoder, text: str):
         encoded.append(text)
         return encode(encoder, text)
+
+    def recorded_words(words, text: str):
+        ids = encode_words(words, text)
+        encoded.extend([text] * (ids is not None))
+        return ids
 
     def recorded_prefix(encoder, text: str, limit: int):
         kept = prefix(encoder, text, limit)
@@ -202,6 +211,7 @@ def test_every_text_is_encoded_once_and_nothing_else_changes(rollouts, train, qw
         return kept
 
     monkeypatch.setattr(tokenizer._Encoder, "encode", recorded)
+    monkeypatch.setattr(tokenizer._Words, "encode", recorded_words)
     monkeypatch.setattr(tokenizer._Encoder, "prefix", recorded_prefix)
     keeping = tokenizer.ChatTokenizer.load(shared / "tokenizer/qwen2.5")
     for rollout in rollouts:

@@ -41,8 +41,10 @@ def exported(finished, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def evaluated(finished, tmp_path_factory) -> Path:
-    """An evaluation of the run, with .json, .out and .err files next to it. Read-only: a test that modifies it must
-    copy it."""
+    """An evaluation of the run, with .json, .out and .err files next to it.
+
+    Read-only: a test that modifies it must copy it.
+    """
     out = tmp_path_factory.mktemp("evaluated") / "evaluation"
     with (
         out.with_suffix(".out").open("w") as stdout,

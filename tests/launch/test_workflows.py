@@ -1,5 +1,4 @@
-"""Every workflow that answers questions trains, is imitated and is evaluated by the same commands, with prompts of its
-own."""
+"""Every workflow that answers questions trains, is imitated and is evaluated, with prompts of its own."""
 
 import pytest
 

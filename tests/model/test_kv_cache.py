@@ -172,8 +172,10 @@ def test_bits_are_those_of_the_values(dtype):
 
 
 def block_of(contexts, table_BI, order, chunks):
-    """(ids, position, segment) of the new tokens of these contexts, split into chunks in one row; (table, start, read)
-    of each chunk."""
+    """The new tokens of these contexts, split into chunks in one row, and what each chunk reads.
+
+    (ids, position, segment) of the tokens; (table, start, read) of each chunk.
+    """
     tokens_AW, segment_AW = np.zeros((2, chunks, WIDTH), np.int32)
     start_A, length_A = np.zeros((2, chunks), np.int32)
     table_AI = np.zeros((chunks, table_BI.shape[1]), np.int32)

@@ -116,8 +116,10 @@ def steps(engine, params):
 
 @pytest.fixture(scope="module")
 def sampled(steps):
-    """[(trajectories, what is carried on)] of each step of a whole run, for a bound. Every test gets the same values,
-    which are immutable."""
+    """[(trajectories, what is carried on)] of each step of a whole run, for a bound.
+
+    Every test gets the same values, which are immutable.
+    """
     return functools.cache(lambda bound: steps(bound).run())
 
 

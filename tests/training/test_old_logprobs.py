@@ -49,8 +49,10 @@ def test_trainer_logprobs_replace_those_of_the_sampler(rows):
 
 
 def test_tis_weights_scale_the_loss_and_gradient_of_each_token(rows):
-    """They are trainer over sampler, truncated. On the policy that was sampled the ratio is 1: the gradient is -weight
-    x advantage over the tokens."""
+    """They are trainer over sampler, truncated.
+
+    On the policy that was sampled the ratio is 1: the gradient is -weight x advantage over the tokens.
+    """
     row = rows.batch()
     config, resolved = recompute(row, tis_cap=1.1)
     np.testing.assert_allclose(resolved.tis_weight_BT[row.mask_BT], WEIGHT, rtol=1e-5)

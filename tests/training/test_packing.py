@@ -213,8 +213,11 @@ def test_contexts_with_the_same_prompt_share_a_row_and_write_it_once():
 
 
 def test_rows_of_one_question_share_it_where_that_saves_tokens():
-    """Six contexts of each of two questions behind one system prompt of 4 tokens: 8 of a question, 4 of their own. A
-    row holds five contexts of one question, or two of both."""
+    """A row holds five contexts of one question, or two of both.
+
+    There are six contexts of each of two questions behind one system prompt of 4 tokens: 8 of a question, 4 of their
+    own.
+    """
     prompts = [(1, 2, 3, 4, *range(first, first + 8)) for first in (10, 20)]
     rows = pack([plain(16, prompt) for prompt in prompts * 6], 32, 1, np.random.default_rng(0))
     begins = [

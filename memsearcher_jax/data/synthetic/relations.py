@@ -113,7 +113,8 @@ def make_passage(rng: random.Random, entity: Entity, named_share: float = 0.3) -
     The first sentence contains the name, and `named_share` of the later ones, which else use a pronoun.
     """
     name = entity.name
-    pronoun, possessive = "It", "its"
+    pronoun = "It"
+    possessive = "its"
     if entity.kind == "person":
         pronoun, possessive = ("She", "her") if entity.woman else ("He", "his")
     templates = [(rng.choice(RELATIONS[relation].facts), target) for relation, target in entity.relations.items()]
