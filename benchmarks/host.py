@@ -218,7 +218,7 @@ def simulate(flags: Flags, config: RunConfig, workload: Workload, agent: Agent, 
 
     with mock.patch.object(engine_module, "ModelRunner", open_runner):
         engine = engine_module.Engine(config.model, config.sampling, tokenizer.stop_ids, mesh)
-    searcher = ScriptedSearcher(workload.passages, flags.search_ms / 1e3 if flags.clock == "wall" else 0.0)
+    searcher: Any = ScriptedSearcher(workload.passages, flags.search_ms / 1e3 if flags.clock == "wall" else 0.0)
     backend = search_backend(searcher, max_concurrency=config.retrieval.max_concurrency)
     start = partial(agent.start, token_counter=tokenizer)
     return Simulation(RolloutDriver(engine, tokenizer, start, {"": backend}), devices, clock)

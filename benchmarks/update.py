@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import common
 import numpy as np
@@ -31,7 +31,7 @@ CONTEXTS = {"tiny": 48, "small": 24}  # per step; 6 for the others
 SEQ_LEN = 8_192  # longest packed rows of our update
 STEPS = 2  # timed steps of a process
 CLIP = 0.2
-SHARED = {"kl_coefficient": 0.001, "weight_decay": 0.01, "learning_rate": 1e-6, "max_grad_norm": 1.0}
+SHARED: dict[str, Any] = {"kl_coefficient": 0.001, "weight_decay": 0.01, "learning_rate": 1e-6, "max_grad_norm": 1.0}
 MAX_K3 = 10.0  # as in training/grpo.py; importing it would load jax into the process of torch
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}  # of the losses, relative to 0.1, and of the gradient norms
 
@@ -72,7 +72,7 @@ def measure(size: common.Size, dtype: str, count: int, devices: int, repeats: in
         functions["torch"] = torch_steps
     with tempfile.TemporaryDirectory(prefix="update-") as folder:
         arguments = (size, dtype, count, folder)
-        environment = {"JAX_NUM_CPU_DEVICES": str(devices)}
+        environment: dict[str, Any] = {"JAX_NUM_CPU_DEVICES": str(devices)}
         # In a process of its own, too: the memory of this one must stay small.
         common.in_process(write_weights, *arguments, **environment)
         programs = {
@@ -151,9 +151,17 @@ def update_steps(size: str, dtype: str, count: int, folder: str) -> dict:
     seq_len = next(length for length in lengths if len(packed(length, rows).ids_BT) == rows)
     batch = packed(seq_len, rows)
     batch = replace(batch, ref_logprob_BT=packed(seq_len, rows, "ref_logprob").old_logprob_BT)
-    loss = {"clip_low": CLIP, "clip_high": CLIP, "dual_clip": 1e6, "entropy_coefficient": 0.0}  # TRL has no dual clip
-    sizes = {"seq_len": seq_len, "minibatch_rows": rows, "grad_accum_steps": 1, "logit_chunk": 128}
-    settings = TrainingConfig(**SHARED, **loss, **sizes)
+    settings = TrainingConfig(
+        seq_len=seq_len,
+        minibatch_rows=rows,
+        grad_accum_steps=1,
+        logit_chunk=128,
+        clip_low=CLIP,
+        clip_high=CLIP,
+        dual_clip=1e6,  # TRL has none
+        entropy_coefficient=0.0,
+        **SHARED,
+    )
     with jax.set_mesh(mesh):
         optimizer = make_optimizer(settings)
         state = init_state(params, model, optimizer, mesh)
@@ -182,7 +190,8 @@ def torch_steps(size: str, dtype: str, count: int, folder: str) -> dict:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     settings = {"dtype": getattr(torch, dtype), "attn_implementation": "sdpa"}
-    model = AutoModelForCausalLM.from_pretrained(folder, **settings).to(device).train()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, **settings)
+    model.to(device).train()
     model.config.use_cache = False
     contexts = sorted(make_contexts(count, model.config.vocab_size), key=lambda context: len(context.ids))
     rows = 4 if device == "cuda" else 2
