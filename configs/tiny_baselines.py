@@ -23,10 +23,14 @@ def tiny_react() -> RunConfig:
 
 
 def tiny_compact() -> RunConfig:
-    """The history of ReAct, summarised after two searches, from the same weights. Takes as long as `tiny`."""
+    """The history of ReAct, summarised after two searches, from weights that know every `history_tokens`.
+
+    Takes as long as `tiny`.
+    """
     base = tiny()
     return replace(
         base,
+        model=replace(base.model, path="package:tiny_compact", tokenizer="package:tiny"),
         agent=replace(base.agent, workflow="compact", history_tokens=128),
         sampling=replace(base.sampling, context_tokens=512),
         training=replace(base.training, seq_len=512, logit_chunk=128),

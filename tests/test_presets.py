@@ -40,7 +40,8 @@ LAPTOP, SLICE_16, SLICE_32 = [(1, 1), (8, 8)], [(16, 4), (16, 8)], [(32, 4), (32
 DEVICES = {
     **dict.fromkeys(("nano", "tiny", "tiny_compact", "tiny_mem1", "tiny_rag", "tiny_direct", "tiny_memagent"), LAPTOP),
     **dict.fromkeys(("tiny_memalpha", "tiny_memalpha_warmstart", "tiny_warmstart"), LAPTOP),
-    **dict.fromkeys(("tiny_baselines_warmstart", "tiny_memagent_warmstart", "smollm2"), LAPTOP),
+    **dict.fromkeys(("tiny_baselines_warmstart", "tiny_compact_warmstart", "tiny_memagent_warmstart"), LAPTOP),
+    "smollm2": LAPTOP,
     "smollm2_warmstart": [(1, 1), (2, 2)],
     "tiny_react": [(1, 1), (1, 8)],
     "tiny_search_r1": [(1, 1), (1, 8)],
@@ -89,7 +90,7 @@ def test_the_small_presets_differ_only_in_the_workflow():
         *(f"training.{name}" for name in ("seq_len", "minibatch_rows", "grad_accum_steps", "logit_chunk")),
     }
     compact = cli.load_preset("tiny_compact")
-    changes = {"agent.workflow", "agent.history_tokens", "sampling.context_tokens"}
+    changes = {"model.path", "model.tokenizer", "agent.workflow", "agent.history_tokens", "sampling.context_tokens"}
     assert {name for name, *_ in differences(tiny, compact)} == changes | {"training.seq_len", "training.logit_chunk"}
     assert (tiny.model, tiny.agent) == (replace(warmstart.model, path=tiny.model.path), warmstart.agent)
     search_r1, rag, direct = map(cli.load_preset, ("tiny_search_r1", "tiny_rag", "tiny_direct"))

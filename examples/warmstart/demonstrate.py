@@ -23,12 +23,13 @@ from memsearcher_jax.types import ScoredTrajectory
 STEPS = {
     "tiny_warmstart": 400,
     "tiny_baselines_warmstart": 100,
+    "tiny_compact_warmstart": 24,
     "tiny_memagent_warmstart": 220,
     "tiny_memalpha_warmstart": 200,
 }
 
 SCRIPTS = {
-    **dict.fromkeys(("memsearcher", "react", "search_r1", "rag", "direct"), search),
+    **dict.fromkeys(("memsearcher", "react", "compact", "search_r1", "rag", "direct"), search),
     "memagent": documents,
     "memalpha": streams,
 }

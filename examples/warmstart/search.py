@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from examples.warmstart.record import HELD_OUT_SEED, copies, decisions, demonstrate, encode_reply, step_seed, task
+from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.config import agent_of
 from memsearcher_jax.data.synthetic.encyclopedia import Encyclopedia, make_encyclopedia
 from memsearcher_jax.data.synthetic.relations import noun_phrase
@@ -45,6 +46,8 @@ COPIED_SPANS = {
 """The names that a reply copies from its context, as group 1 of a pattern."""
 OTHER_WORKFLOWS = {"memsearcher": ("react",), "search_r1": ("rag", "direct")}
 """By workflow: what is demonstrated besides, with packaged prompts in the style of its own."""
+HISTORY_TOKENS = (0, 96, 176, 256, 1_000)
+"""The values of agent.history_tokens with which compact is demonstrated, from MemSearcher to ReAct."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class SearchDemonstrator:
                 self._read_passages()
             return Completion(self.act())
         self._extend_chain()
-        return Completion(format_memory(self.memory()) if self.workflow == "memsearcher" else self.act())
+        return Completion(format_memory(self.memory()) if request.kind == "memory" else self.act())
 
     def act(self) -> str:
         """The reply that opens a turn: a search or an answer. A workflow of one turn answers in any case."""
@@ -208,17 +211,32 @@ class Tasks:
         return cls(replace(run, searcher=searcher), encyclopedia)
 
     def demonstrations(self, errors: Errors, number: int) -> dict[str, list[ScoredTrajectory]]:
-        """Demonstrations of 28 random questions under "", and of 12 with each other workflow under "NAME/"."""
-        config = self.run.config
+        """Demonstrations of 28 random questions under "", and of 12 with each other workflow under "NAME/".
+
+        Of compact, those of 12 random questions with each of `HISTORY_TOKENS`, under "TOKENS/".
+        """
+        agent = self.run.config.agent
         demonstrations = {}
-        for name in ("", *OTHER_WORKFLOWS.get(config.agent.workflow, ())):
-            workflow = name or config.agent.workflow
-            rng = named_rng(config.seed, f"demonstrate {workflow}", number)
-            problems = self._random_problems(rng, 12 if name else 28)
-            run = replace(self.run, agent=agent_of(replace(config, agent=replace(config.agent, workflow=workflow))))
-            make_policy = partial(self.policy, errors, rng, workflow=workflow)
-            demonstrations[name and f"{name}/"] = demonstrate(run, problems, make_policy)
+        if agent.workflow == "compact":
+            for tokens in HISTORY_TOKENS:
+                limited = replace(agent, history_tokens=tokens)
+                demonstrations[f"{tokens}/"] = self._demonstrate(errors, limited, 12, f"compact {tokens}", number)
+            return demonstrations
+        for name in ("", *OTHER_WORKFLOWS.get(agent.workflow, ())):
+            other = replace(agent, workflow=name or agent.workflow)
+            count = 12 if name else 28
+            demonstrations[name and f"{name}/"] = self._demonstrate(errors, other, count, other.workflow, number)
         return demonstrations
+
+    def _demonstrate(
+        self, errors: Errors, agent: AgentConfig, count: int, draws: str, number: int
+    ) -> list[ScoredTrajectory]:
+        """Demonstrations of `count` random questions by an agent; `draws` and the step's number decide which."""
+        config = self.run.config
+        rng = named_rng(config.seed, f"demonstrate {draws}", number)
+        problems = self._random_problems(rng, count)
+        run = replace(self.run, agent=agent_of(replace(config, agent=agent)))
+        return demonstrate(run, problems, partial(self.policy, errors, rng, workflow=agent.workflow))
 
     def policy(self, errors: Errors, rng: np.random.Generator, problem: Problem, **more: Any) -> SearchDemonstrator:
         return SearchDemonstrator(problem, self.encyclopedia, errors, _draw(rng), **more)

@@ -98,8 +98,8 @@ class ModelConfig:
     gate projection."""
     path: str = field(default="", compare=False)
     """Initial weights: a Hugging Face folder, a repository of the Hub (OWNER/NAME@REVISION), a run folder, or
-    package:NAME with NAME tiny, tiny_baselines, tiny_memagent or tiny_memalpha, which come with this package; empty:
-    random weights."""
+    package:NAME with NAME tiny, tiny_baselines, tiny_compact, tiny_memagent or tiny_memalpha, which come with this
+    package; empty: random weights."""
     lora_rank: CountOrZero = 0
     """Rank of LoRA adapters: only they are trained, in float32, while the weights in `path` are frozen in
     compute_dtype; 0: all weights are trained."""
