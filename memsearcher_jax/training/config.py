@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -132,7 +133,7 @@ class LearningRatePlan:
 def learning_rate_plan(config: TrainingConfig, steps: int | None = None) -> LearningRatePlan:
     """The plan of a run of `steps` training steps; None: not known, for durations that do not depend on it.
 
-    Of two shares the end of the decay is rounded down, not the length of each: 5% and 95% end with the run.
+    The end of a decay that is a share of the run is rounded up, and not its length down: 5% and 95% end with the run.
 
     Raises ValueError for a duration that cannot be read, two of different units, and a rate of 0 before the end.
     """
@@ -141,8 +142,9 @@ def learning_rate_plan(config: TrainingConfig, steps: int | None = None) -> Lear
     decay_percent = parse_percent(config.decay_steps)
     if config.decay_steps == "end" and steps is not None:
         decay = Duration(max(0, steps - warmup.count))
-    elif steps is not None and warmup_percent and decay_percent:
-        end = steps * (warmup_percent + decay_percent) // 100
+    elif steps is not None and decay_percent:
+        warmup_hundredths = steps * warmup_percent if warmup_percent else 100 * warmup.count
+        end = math.ceil((warmup_hundredths + steps * decay_percent) / 100)
         decay = Duration(end - warmup.count)
     else:
         decay = parse_duration("training.decay_steps", config.decay_steps, steps)

@@ -1,6 +1,7 @@
 """The plan of the learning rate: its units, its values, and the rate that an update takes."""
 
 from dataclasses import replace
+from fractions import Fraction
 from types import SimpleNamespace
 
 import jax
@@ -68,15 +69,29 @@ def test_what_no_plan_can_be_made_of_is_refused(warmup, decay, steps, message):
 
 @given(st.integers(1, 5_000), st.integers(1, 100))
 def test_shares_that_make_up_the_run_end_with_it(steps, percent):
-    """Both are rounded down, but their sum is the run, whatever its length."""
+    """The warm-up is rounded down, but the end is that of the run, whatever its length."""
     plan = plan_of(f"{percent}%", f"{100 - percent}%", steps)
     assert plan.warmup.count == steps * percent // 100
     if percent < 100:
         assert plan.warmup.count + plan.decay.count == steps
 
 
+@given(st.integers(1, 5_000), st.integers(0, 50), st.integers(1, 100), st.booleans())
+def test_a_decay_that_ends_within_the_last_step_is_accepted(steps, warmup, percent, is_share):
+    """In whatever unit the warm-up is: only a step that would begin at a rate of 0 is refused."""
+    exact_warmup = Fraction(steps * warmup, 100) if is_share else Fraction(warmup)
+    begins_last_step_above_zero = exact_warmup + Fraction(steps * percent, 100) > steps - 1
+    decay = f"{percent}%"
+    if begins_last_step_above_zero:
+        plan = plan_of(f"{warmup}%" if is_share else f"{warmup} steps", decay, steps)
+        assert plan.warmup.count + plan.decay.count >= steps
+    else:
+        with pytest.raises(ValueError, match="set it to end"):
+            plan_of(f"{warmup}%" if is_share else f"{warmup} steps", decay, steps)
+
+
 def test_shares_that_leave_a_part_of_the_run_at_a_rate_of_zero_are_refused():
-    with pytest.raises(ValueError, match="the learning rate is 0 from training step 28 of 30 on: set it to end"):
+    with pytest.raises(ValueError, match="the learning rate is 0 from training step 29 of 30 on: set it to end"):
         plan_of("5%", "90%", 30)
 
 
