@@ -3,6 +3,7 @@
 python benchmarks/host.py --tokenizer DIR
 python benchmarks/host.py --workflow react --slots 64 --search_ms 50
 python benchmarks/host.py --between
+python benchmarks/host.py --clock cpu --sweep     # a table
 
 Calls of the engine take the time that the roofline gives them (decode by rows and context, prefill by width), and
 replies are scripted: trajectories of about 3.5 contexts, five passages of 120 tokens for each search, memories of 200
@@ -22,7 +23,7 @@ from functools import partial
 from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from unittest import mock
 
 import numpy as np
@@ -55,6 +56,11 @@ PASSAGES = 5  # of a search
 CHUNK = 600  # tokens of a stream's chunk
 GROUP = 5  # rollouts of a problem
 Workflow = Literal["memsearcher", "react", "memalpha", "memagent"]
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one copy of the weights": {"tensor": 4, "engine_per_replica": False},
+    "a copy on each chip": {"tensor": 1, "engine_per_replica": False},
+    "an engine on each chip": {"tensor": 1, "engine_per_replica": True},
+}
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,8 @@ class Flags:
     """`rl.carry_over`: `trajectories` are those of a step, of which three are run; devices count until the end."""
     between: bool = False
     """Measure what lies between rollout and update, for 1,280 trajectories, in place of the rollout."""
+    sweep: bool = False
+    """Print a table: workflows, 64, 256 and 512 slots, `LAYOUTS`; in the first also searches of 50 and 500 ms."""
     clock: Literal["wall", "cpu"] = "wall"
     """cpu: time advances by the CPU time of the driver's thread, for a machine with other work."""
     profile: bool = True
@@ -351,6 +359,30 @@ def measure(flags: Flags, config: RunConfig, workload: Workload, tokenizer: Chat
     return Measured(host_seconds, wall_seconds, trajectories, tokens, busy, stats)
 
 
+def sweep(flags: Flags) -> None:
+    """Prints what every workflow costs the host, as rows of a table."""
+    print("| workflow | slots | layout | searches, ms | host CPU, ms per trajectory | devices without work | seconds |")
+    print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    tokenizer = ChatTokenizer.load(flags.tokenizer)
+    for workflow in get_args(Workflow):
+        for slots in (64, 256, 512):
+            count = max(flags.trajectories, slots * 5 // 4)  # so that every slot has one, and some get a second one
+            flags_of_slots = replace(flags, workflow=workflow, slots=slots, trajectories=count)
+            workload = make_workload(flags_of_slots, tokenizer, 1)
+            for layout, settings_of_layout in LAYOUTS.items():
+                is_searching = workflow in ("memsearcher", "react") and settings_of_layout["tensor"] == 4
+                for delay in (0.0, 50.0, 500.0) if is_searching else (0.0,):
+                    row_flags = replace(flags_of_slots, search_ms=delay, **settings_of_layout)
+                    fresh = replace(tokenizer)  # one that has not seen the workload
+                    measured = measure(row_flags, settings(row_flags), workload, fresh)
+                    milliseconds = measured.host_seconds / len(measured.trajectories) * 1e3
+                    print(
+                        f"| {workflow} | {slots} | {layout} | {delay:g} | {milliseconds:.1f} "
+                        f"| {1 - measured.busy_share:.1%} | {measured.wall_seconds:.1f} |",
+                        flush=True,
+                    )
+
+
 def print_profile(run: Callable[[], Any]) -> None:
     """Runs under cProfile; prints the share of each file in the time of the host, what it calls in C included."""
     profiler = cProfile.Profile()
@@ -428,6 +460,9 @@ def main(flags: Flags) -> None:
     import jax
 
     jax.config.update("jax_num_cpu_devices", 4)
+    if flags.sweep:
+        sweep(flags)
+        return
     tokenizer = ChatTokenizer.load(flags.tokenizer)
     config = settings(flags)
     workload = make_workload(flags, tokenizer, 3 + flags.carry_over if flags.carry_over else 1)

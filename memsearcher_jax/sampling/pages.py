@@ -173,23 +173,19 @@ class PagePool:
 
     def plan(self, pages: Sequence[int], start: int, ids_T: np.ndarray) -> None:
         """Records tokens that a context will have from `start` on."""
-        for number, first, end in self._spans(pages, start, start + len(ids_T)):
-            page_start = number * self.page_tokens
+        E = self.page_tokens
+        end = start + len(ids_T)
+        for number in range(start // E, self.pages_for(end)):
             page = pages[number]
-            written = slice(first - page_start, end - page_start)
-            self._set_planned(page, first - page_start)
-            self._ids_PE[page, written] = ids_T[first - start : end - start]
-            self._set_planned(page, end - page_start)
+            offset = number * E - start  # of the page's first token in ids_T
+            first = max(0, -offset)
+            last = min(E, end - number * E)
+            self._set_planned(page, first)
+            self._ids_PE[page, first:last] = ids_T[offset + first : offset + last]
+            self._set_planned(page, last)
 
     def mark_cached(self, pages: Sequence[int], start: int, end: int) -> None:
         """Records that the planned tokens from `start` to `end` are cached."""
-        for number, _, last in self._spans(pages, start, end):
-            self._cached_P[pages[number]] = last - number * self.page_tokens
-
-    def _spans(self, pages: Sequence[int], start: int, end: int) -> list[tuple[int, int, int]]:
-        """(number in `pages`, first, end) of the part of the tokens from `start` to `end` that each page holds."""
         E = self.page_tokens
-        return [
-            (number, max(start, number * E), min(end, (number + 1) * E))
-            for number in range(start // E, self.pages_for(end))
-        ]
+        for number in range(start // E, self.pages_for(end)):
+            self._cached_P[pages[number]] = min(E, end - number * E)
