@@ -167,7 +167,8 @@ def transformers_generate(model: ModelConfig) -> Callable[..., list[list[int]]]:
         ids_BT = np.array([[0] * (width - len(ids)) + list(ids) for ids in prompts])
         mask_BT = np.array([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts])
         settings |= {"min_new_tokens": new_tokens, "max_new_tokens": new_tokens}
-        ids, mask = (torch.from_numpy(array).to(device) for array in (ids_BT, mask_BT))
+        ids = torch.from_numpy(ids_BT).to(device)
+        mask = torch.from_numpy(mask_BT).to(device)
         return torch_model.generate(ids, attention_mask=mask, **settings)[:, width:].tolist()
 
     return generate

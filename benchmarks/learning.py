@@ -78,7 +78,9 @@ def main(flags: Flags) -> None:
         config, arguments, trained = VARIANTS[name]
         untrained = f"{config}, start" if trained else name
         if untrained not in table:
-            words = ["--config", config, *([] if trained else arguments.split())]
+            words = ["--config", config]
+            if not trained:
+                words += arguments.split()
             table[untrained] = ["", *scores(flags.out / untrained, words)]
         for seed in flags.seeds if trained else ():
             run = flags.out / f"{name}, seed {seed}"

@@ -59,7 +59,10 @@ def main(load: Load) -> int:
 def serving(load: Load) -> Iterator[str]:
     """The address of the service in a subprocess."""
     program = common.REPOSITORY / "launch" / ("serve_agent.py" if load.agent else "serve_search.py")
-    flags = ["--port", "0", *(AGENT if load.agent else []), *shlex.split(load.serve)]
+    flags = ["--port", "0"]
+    if load.agent:
+        flags += AGENT
+    flags += shlex.split(load.serve)
     with subprocess.Popen([sys.executable, str(program), *flags], stderr=subprocess.PIPE, text=True) as server:
         try:
             lines = []

@@ -127,8 +127,9 @@ def best_of_n(run: Path, rounds: int, words: Sequence[str], start: str, seed: in
     minutes = 0.0
     files = list[str]()
     for number in range(1, rounds + 1):
-        kinds = "sampled", "learned", "tested"
-        sampled, learned, tested = (run.with_name(f"{run.name}, {kind} {number}") for kind in kinds)
+        sampled = run.with_name(f"{run.name}, sampled {number}")
+        learned = run.with_name(f"{run.name}, learned {number}")
+        tested = run.with_name(f"{run.name}, tested {number}")
         files.append(str(sampled))
         if not has_ended(tested):
             sampling = ["--seed", str(seed + 10 * number), "--rl.steps", "5", "--training.learning_rate", "1e-12"]

@@ -52,7 +52,8 @@ def read_questions(file: Path, qrels: Path) -> Iterator[dict[str, Any]]:
         if query not in relevant:
             raise ValueError(f"{qrels}: has no document for question {query}")
         metadata = {"source": "browsecomp_plus", "supporting_ids": relevant[query]}
-        question, answer = (text_field(where, row, name) for name in ("query", "answer"))
+        question = text_field(where, row, "query")
+        answer = text_field(where, row, "answer")
         yield {"id": query, "question": question, "golden_answers": [answer], "metadata": metadata}
 
 

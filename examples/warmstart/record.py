@@ -64,7 +64,7 @@ def play(run: Run, problem: Problem, policy: Callable) -> Trajectory:
     def generate(request: Generate) -> Completion:
         if isinstance(request.text, Prompt):
             contexts.append([])
-            ids = sum(tokenizer.prompt(request.text), ())
+            ids = tuple(chain.from_iterable(tokenizer.prompt(request.text)))
         else:
             ids = tokenizer.encode_spans(request.text)
         completion = policy(request)

@@ -14,6 +14,7 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from examples.warmstart.record import HELD_OUT_SEED, copies, encode_reply, step_seed, task
 from memsearcher_jax.agent.memalpha.memory import Item, Memory
@@ -215,7 +216,8 @@ class Tasks:
         evidence = retriever.retrieve(first.question.text)
         prompt = prompts.answer_prompt(evidence, first.question.text)
         answer = UNKNOWN if unanswerable else str(first.question.answer)
-        spans = [(sum(tokenizer.prompt(prompt), ()), False), (encode_reply(tokenizer, answer), True)]
+        prompt_ids = tuple(chain.from_iterable(tokenizer.prompt(prompt)))
+        spans = [(prompt_ids, False), (encode_reply(tokenizer, answer), True)]
         others = [other for other in stored if not kind and other is not first and f". {other.text}" in evidence]
         for statement in self.rng.sample(others, len(others)):
             spans += [(tokenizer.encode_trusted(f"\n{USER}"), False)]

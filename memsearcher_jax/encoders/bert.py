@@ -192,10 +192,13 @@ def hidden_states(params: Params, config: EncoderConfig, ids_BT: Array, length_B
 
     def layer(x_BTD: Array, w: Params) -> tuple[Array, None]:
         """Attention, add, norm, feed-forward, add, norm."""
-        q_BTNH, k_BTNH, v_BTNH = (
-            jnp.einsum("BTD,NHD->BTNH", x_BTD, w[f"w{name}"].reshape(N, -1, D)) + w[f"b{name}"].reshape(N, -1)
-            for name in "qkv"
-        )
+
+        def heads(weight: Array, bias: Array) -> Array:
+            return jnp.einsum("BTD,NHD->BTNH", x_BTD, weight.reshape(N, -1, D)) + bias.reshape(N, -1)
+
+        q_BTNH = heads(w["wq"], w["bq"])
+        k_BTNH = heads(w["wk"], w["bk"])
+        v_BTNH = heads(w["wv"], w["bv"])
         mask_B11T = mask_BT[:, None, None]  # to the real tokens of its row
         out_BTNH = jax.nn.dot_product_attention(q_BTNH, k_BTNH, v_BTNH, mask=mask_B11T)
         x_BTD += jnp.einsum("BTNH,DNH->BTD", out_BTNH, w["wo"].reshape(D, N, -1)) + w["bo"]

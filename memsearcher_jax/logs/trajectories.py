@@ -267,5 +267,5 @@ def context_lengths(trajectory: Trajectory) -> tuple[int, ...]:
 
 def _ends_of_runs(context: Context) -> list[int]:
     """Where the runs of sampled tokens end."""
-    ends_C = context.sampled & ~np.append(context.sampled[1:], False)
-    return (1 + np.flatnonzero(ends_C)).tolist()
+    ends_T = context.sampled & ~np.append(context.sampled[1:], False)
+    return (1 + np.flatnonzero(ends_T)).tolist()

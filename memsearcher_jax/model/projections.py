@@ -91,17 +91,17 @@ def _project_backward(subscripts: str, scale: float, saved: tuple[Any, ...], dou
     dx = einsum(f"{axes.out},{axes.weight}->{axes.x}", dout, weight)
     if a is None:
         return dx, _weight_gradient(axes, x, dout), None, None
-    a_axes = "R" + "".join(axis for axis in axes.weight if axis in axes.x)
-    b_axes = "".join(axis for axis in axes.weight if axis in axes.out) + "R"
+    a_axes = "r" + "".join(axis for axis in axes.weight if axis in axes.x)
+    b_axes = "".join(axis for axis in axes.weight if axis in axes.out) + "r"
 
     def product(subscripts: str, x: Array, y: Array) -> Array:
         operands = x.astype(dout.dtype), y.astype(dout.dtype)
         return jnp.einsum(subscripts, *operands, preferred_element_type=jnp.float32)
 
-    dout_b_BTR = product(f"{axes.out},{b_axes}->BTR", dout, b)
-    da = product(f"BTR,{axes.x}->{a_axes}", dout_b_BTR, x)
-    x_a_BTR = product(f"{axes.x},{a_axes}->BTR", x, a)
-    db = product(f"{axes.out},BTR->{b_axes}", dout, x_a_BTR)
+    dout_b_BTr = product(f"{axes.out},{b_axes}->BTr", dout, b)
+    da = product(f"BTr,{axes.x}->{a_axes}", dout_b_BTr, x)
+    x_a_BTr = product(f"{axes.x},{a_axes}->BTr", x, a)
+    db = product(f"{axes.out},BTr->{b_axes}", dout, x_a_BTr)
     return dx, None, scale * da, scale * db
 
 

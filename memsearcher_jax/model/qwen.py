@@ -155,10 +155,12 @@ def publish(params: Params, config: ModelConfig, platform: str, dtype: str) -> P
 
     layers = {name: published(name, weight) for name, weight in params["layers"].items()}
     others = {name: weight.astype(float_dtype) for name, weight in params.items() if name != "layers"}
-    size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(layers))
-    if platform == "gpu" or (platform == "cpu" and size > LAST_LEVEL_CACHE):
-        return others | {"layers": [jax.tree.map(operator.itemgetter(i), layers) for i in range(config.layers)]}
-    return others | {"layers": layers}
+    layers_bytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(layers))
+    is_unstacked = platform == "gpu" or (platform == "cpu" and layers_bytes > LAST_LEVEL_CACHE)
+    if not is_unstacked:
+        return others | {"layers": layers}
+    layer_list = [jax.tree.map(operator.itemgetter(number), layers) for number in range(config.layers)]
+    return others | {"layers": layer_list}
 
 
 def _quantize(weight: Any, inputs: range) -> tuple[Any, Any]:
@@ -255,7 +257,9 @@ class Block(nn.Module):
         q_BNTH = constrain(q_BNTH, ("batch", "heads", None, None))
         k_BKTH = constrain(k_BKTH, ("batch", "kv", None, None))
         v_BKTH = constrain(v_BKTH, ("batch", "kv", None, None))
-        q_BNTH, k_BKTH, v_BKTH = (name_saved(x, QKV) for x in (q_BNTH, k_BKTH, v_BKTH))
+        q_BNTH = name_saved(q_BNTH, QKV)
+        k_BKTH = name_saved(k_BKTH, QKV)
+        v_BKTH = name_saved(v_BKTH, QKV)
         if cache is not None:
             out_BNTH, k_BKTH, v_BKTH = cache.attend(layer, rotation, q_BNTH, k_BKTH, v_BKTH, segment_BT)
         else:
@@ -321,12 +325,17 @@ class Qwen(nn.Module):
             x_BTD, new_kv = self.layers(x_BTD, *inputs, jnp.arange(c.layers))
         else:
             block = Block(c, parent=None)
-            pairs = []
+            keys = []
+            values = []
             for number, weights in enumerate(unstacked):
-                x_BTD, pair = cast("tuple", block.apply({"params": weights}, x_BTD, *inputs, jnp.int32(number)))
-                pairs.append(pair)
-            new_kv = [jnp.stack(x) for x in zip(*pairs, strict=True)]
-        new_cache = cache.append(new_kv[0], new_kv[1], segment_BT) if cache is not None and new_kv is not None else None
+                x_BTD, new_kv = cast("tuple", block.apply({"params": weights}, x_BTD, *inputs, jnp.int32(number)))
+                keys.append(new_kv[0])
+                values.append(new_kv[1])
+            new_kv = (jnp.stack(keys), jnp.stack(values))
+        new_cache = None
+        if cache is not None and new_kv is not None:
+            k_LBKTH, v_LBKTH = new_kv
+            new_cache = cache.append(k_LBKTH, v_LBKTH, segment_BT)
         return rms_norm(x_BTD, self.final_norm_D, c.norm_eps), new_cache
 
     def _embed(self, ids_BT: Array) -> Array:

@@ -28,7 +28,9 @@ def rope_rotation(
 
 def apply_rope(x_BNTH: Array, rotation: tuple[Array, Array]) -> Array:
     """Rotates each pair (i, i + H / 2) of a head by its angle: Qwen pairs the two halves, not neighbours."""
-    cos_B1Th, sin_B1Th = (x_BTh[:, None] for x_BTh in rotation)
+    cos_BTh, sin_BTh = rotation
+    cos_B1Th = cos_BTh[:, None]
+    sin_B1Th = sin_BTh[:, None]
     low_BNTh, high_BNTh = jnp.split(x_BNTH.astype(jnp.float32), 2, axis=-1)
     rotated = (low_BNTh * cos_B1Th - high_BNTh * sin_B1Th, high_BNTh * cos_B1Th + low_BNTh * sin_B1Th)
     return jnp.concatenate(rotated, axis=-1).astype(x_BNTH.dtype)

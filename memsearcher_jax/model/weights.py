@@ -197,9 +197,11 @@ def read_shard(files: Files, path: str, spec: ParamSpec, index: tuple[slice, ...
     index = index or (slice(None),) * len(spec.shape)
     ranges = [range(*part.indices(size)) for part, size in zip(index, spec.shape, strict=True)]
     shard = np.empty([len(part) for part in ranges], spec.dtype)
-    stacked = spec.axes[0] == "layers"
     slices = _tensor_slices(spec, ranges)
-    for layer_shard, layer in zip(shard if stacked else shard[None], ranges[0] if stacked else range(1), strict=True):
+    is_stacked = spec.axes[0] == "layers"
+    layer_shards = shard if is_stacked else shard[None]
+    layers = ranges[0] if is_stacked else range(1)
+    for layer_shard, layer in zip(layer_shards, layers, strict=True):
         name = NAMES[path].format(layer)
         layer_shard[...] = files[name].get_slice(name)[slices].reshape(layer_shard.shape)
     return shard
@@ -225,7 +227,8 @@ def _check_files(directory: Path, config: ModelConfig, files: Files) -> None:
     if config.tie_embeddings and NAMES["unembed"] in unexpected:
         # Some trainers save the tied output layer, which is harmless while it equals the embedding.
         check_tensors(directory, files, {NAMES["unembed"]: shapes[NAMES["embed"]]})
-        embed, unembed = (files[NAMES[path]].get_tensor(NAMES[path]) for path in ("embed", "unembed"))
+        embed = files[NAMES["embed"]].get_tensor(NAMES["embed"])
+        unembed = files[NAMES["unembed"]].get_tensor(NAMES["unembed"])
         if not np.array_equal(embed, unembed):
             raise ValueError(
                 f"{directory}: lm_head.weight differs from the embedding that config.json ties it to; "

@@ -128,10 +128,10 @@ def _forward_rows(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible)
 
         def add_keys(index: Array, softmax: OnlineSoftmax) -> OnlineSoftmax:
             keys = key_block(index)
-            k_BKHC = _read_block(k_BKHT, keys, block, axis=3)
-            v_BKCH = _read_block(v_BKTH, keys, block)
-            mask_BtC = _visible_mask(visible, number, keys, block)
-            return combine([softmax, partial_attention(q_BKQtH, k_BKHC, v_BKCH, mask_BtC)])
+            k_BKHY = _read_block(k_BKHT, keys, block, axis=3)
+            v_BKYH = _read_block(v_BKTH, keys, block)
+            mask_BtY = _visible_mask(visible, number, keys, block)
+            return combine([softmax, partial_attention(q_BKQtH, k_BKHY, v_BKYH, mask_BtY)])
 
         count, key_block = _needed_key_blocks(visible, number, block)
         softmax = jax.lax.fori_loop(0, count, add_keys, empty(q_BKQtH))
@@ -171,17 +171,17 @@ def _backward_rows(
         def add_keys(index: Array, gradients: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             dq_BKQtH, dk_BKHT, dv_BKHT = gradients
             keys = key_block(index)
-            k_BKHC = _read_block(k_BKHT, keys, block, axis=3)
-            v_BKHC = _read_block(v_BKHT, keys, block, axis=3)
-            score_BKQtC = _masked_scores(q_BKQtH, k_BKHC, _visible_mask(visible, number, keys, block))
-            prob_BKQtC = jnp.exp(score_BKQtC - logsumexp_BKQt[..., None])
-            dprob_BKQtC = einsum_f32("BKQtH,BKHC->BKQtC", dout_BKQtH, v_BKHC)
-            dscore_BKQtC = prob_BKQtC * (dprob_BKQtC - delta_BKQt[..., None]) * q_BNTH.shape[-1] ** -0.5
-            prob_BKQtC = prob_BKQtC.astype(dtype)
-            dscore_BKQtC = dscore_BKQtC.astype(dtype)
-            dq_BKQtH += einsum_f32("BKQtC,BKCH->BKQtH", dscore_BKQtC, _read_block(k_BKTH, keys, block, axis=2))
-            dk_BKHT = _add_block(dk_BKHT, einsum_f32("BKQtH,BKQtC->BKHC", q_BKQtH, dscore_BKQtC), keys)
-            dv_BKHT = _add_block(dv_BKHT, einsum_f32("BKQtH,BKQtC->BKHC", dout_BKQtH, prob_BKQtC), keys)
+            k_BKHY = _read_block(k_BKHT, keys, block, axis=3)
+            v_BKHY = _read_block(v_BKHT, keys, block, axis=3)
+            score_BKQtY = _masked_scores(q_BKQtH, k_BKHY, _visible_mask(visible, number, keys, block))
+            prob_BKQtY = jnp.exp(score_BKQtY - logsumexp_BKQt[..., None])
+            dprob_BKQtY = einsum_f32("BKQtH,BKHY->BKQtY", dout_BKQtH, v_BKHY)
+            dscore_BKQtY = prob_BKQtY * (dprob_BKQtY - delta_BKQt[..., None]) * q_BNTH.shape[-1] ** -0.5
+            prob_BKQtY = prob_BKQtY.astype(dtype)
+            dscore_BKQtY = dscore_BKQtY.astype(dtype)
+            dq_BKQtH += einsum_f32("BKQtY,BKYH->BKQtH", dscore_BKQtY, _read_block(k_BKTH, keys, block, axis=2))
+            dk_BKHT = _add_block(dk_BKHT, einsum_f32("BKQtH,BKQtY->BKHY", q_BKQtH, dscore_BKQtY), keys)
+            dv_BKHT = _add_block(dv_BKHT, einsum_f32("BKQtH,BKQtY->BKHY", dout_BKQtH, prob_BKQtY), keys)
             return dq_BKQtH, dk_BKHT, dv_BKHT
 
         dq_BKQTH, dk_BKHT, dv_BKHT = gradients
@@ -216,13 +216,13 @@ def _needed_key_blocks(visible: Visible, number: Array, block: int) -> tuple[Arr
 
 
 def _visible_mask(visible: Visible, number: Array, keys: Array, block: int) -> Array:
-    """mask_BtC: which keys of block `keys` each query of block `number` sees."""
+    """mask_BtY: which keys of block `keys` each query of block `number` sees."""
     position_t = jnp.arange(block, dtype=jnp.int32)
-    key_C = keys * block + position_t
+    key_Y = keys * block + position_t
     query_t1 = (number * block + position_t)[:, None]
     prefix_B11 = visible.prefix_B[:, None, None]
     own_Bt1 = _read_block(visible.offset_BT, number, block, axis=1)[..., None] + prefix_B11
-    return (key_C <= query_t1) & ((key_C >= own_Bt1) | (key_C < prefix_B11))
+    return (key_Y <= query_t1) & ((key_Y >= own_Bt1) | (key_Y < prefix_B11))
 
 
 def _read_block(x: Array, number: Array, block: int, axis: int = -2) -> Array:
@@ -233,30 +233,30 @@ def _write_block(x_BKQT: Array, new_BKQt: Array, number: Array) -> Array:
     return jax.lax.dynamic_update_slice_in_dim(x_BKQT, new_BKQt, number * new_BKQt.shape[3], axis=3)
 
 
-def _add_block(x_BKHT: Array, new_BKHC: Array, number: Array) -> Array:
-    return _write_block(x_BKHT, _read_block(x_BKHT, number, new_BKHC.shape[3], axis=3) + new_BKHC, number)
+def _add_block(x_BKHT: Array, new_BKHY: Array, number: Array) -> Array:
+    return _write_block(x_BKHT, _read_block(x_BKHT, number, new_BKHY.shape[3], axis=3) + new_BKHY, number)
 
 
 def partial_attention(
-    q_BKQTH: Array, k_BKHC: Array, v_BKCH: Array, mask_BTC: Array, scale_BK2C: Array | None = None
+    q_BKQTH: Array, k_BKHY: Array, v_BKYH: Array, mask_BTY: Array, scale_BK2Y: Array | None = None
 ) -> OnlineSoftmax:
-    """Attention over C keys; `mask_BTC` says which keys each query sees. Where it sees none, its part is ignored.
+    """Attention over Y keys; `mask_BTY` says which keys each query sees. Where it sees none, its part is ignored.
 
     Keys have the positions last: then a score is a sum over the rows of a matrix, which a CPU reads in memory order.
-    `scale_BK2C`: the scales of keys and of values in int8.
+    `scale_BK2Y`: the scales of keys and of values in int8.
     """
     key_scale = 1.0
     value_scale = 1.0
-    if scale_BK2C is not None:
-        key_scale = scale_BK2C[:, :, None, None, 0]
-        value_scale = scale_BK2C[:, :, None, None, 1]
-        k_BKHC = k_BKHC.astype(q_BKQTH.dtype)
-        v_BKCH = v_BKCH.astype(q_BKQTH.dtype)
-    score_BKQTC = _masked_scores(q_BKQTH, k_BKHC, mask_BTC, key_scale)
-    max_BKQT = jnp.max(score_BKQTC, axis=-1)
-    weight_BKQTC = jnp.exp(score_BKQTC - max_BKQT[..., None])
-    acc_BKQTH = einsum_f32("BKQTC,BKCH->BKQTH", (weight_BKQTC * value_scale).astype(v_BKCH.dtype), v_BKCH)
-    return OnlineSoftmax(max_BKQT, jnp.sum(weight_BKQTC, axis=-1), acc_BKQTH)
+    if scale_BK2Y is not None:
+        key_scale = scale_BK2Y[:, :, None, None, 0]
+        value_scale = scale_BK2Y[:, :, None, None, 1]
+        k_BKHY = k_BKHY.astype(q_BKQTH.dtype)
+        v_BKYH = v_BKYH.astype(q_BKQTH.dtype)
+    score_BKQTY = _masked_scores(q_BKQTH, k_BKHY, mask_BTY, key_scale)
+    max_BKQT = jnp.max(score_BKQTY, axis=-1)
+    weight_BKQTY = jnp.exp(score_BKQTY - max_BKQT[..., None])
+    acc_BKQTH = einsum_f32("BKQTY,BKYH->BKQTH", (weight_BKQTY * value_scale).astype(v_BKYH.dtype), v_BKYH)
+    return OnlineSoftmax(max_BKQT, jnp.sum(weight_BKQTY, axis=-1), acc_BKQTH)
 
 
 def empty(q_BKQTH: Array) -> OnlineSoftmax:
@@ -313,10 +313,10 @@ def self_attention(q_BKQTH: Array, k_BKTH: Array, v_BKTH: Array, segment_BT: Arr
     return OnlineSoftmax(*(jnp.concatenate(x, axis=3) for x in zip(*blocks, strict=True)))
 
 
-def _masked_scores(q_BKQTH: Array, k_BKHC: Array, mask_BTC: Array, scale: Array | float = 1.0) -> Array:
+def _masked_scores(q_BKQTH: Array, k_BKHY: Array, mask_BTY: Array, scale: Array | float = 1.0) -> Array:
     """Scaled q · k, float32; NEG_INF where masked."""
-    score_BKQTC = einsum_f32("BKQTH,BKHC->BKQTC", q_BKQTH, k_BKHC) * (q_BKQTH.shape[-1] ** -0.5 * scale)
-    return jnp.where(mask_BTC[:, None, None], score_BKQTC, NEG_INF)
+    score_BKQTY = einsum_f32("BKQTH,BKHY->BKQTY", q_BKQTH, k_BKHY) * (q_BKQTH.shape[-1] ** -0.5 * scale)
+    return jnp.where(mask_BTY[:, None, None], score_BKQTY, NEG_INF)
 
 
 def einsum_f32(subscripts: str, *operands: Array, **options: Any) -> Array:

@@ -223,8 +223,8 @@ def _all_gather_forward(shard: Array, name: str, dimension: int) -> tuple[Array,
 def _all_gather_backward(name: str, dimension: int, _: None, gradient: Array) -> tuple[Array]:
     # A TPU scatters a sum over the rows of its tiles. In another layout the compiler all-reduces the gradient, which is
     # twice the bytes, and slices the result.
-    *slow, fast = (other for other in range(gradient.ndim) if other != dimension)
-    gradient = with_layout_constraint(gradient, Layout((*slow, dimension, fast)))
+    others = [other for other in range(gradient.ndim) if other != dimension]
+    gradient = with_layout_constraint(gradient, Layout((*others[:-1], dimension, others[-1])))
     for groups in _reduce_scatter_groups(jax.lax.axis_size(name)):
         gradient = jax.lax.psum_scatter(
             gradient, name, scatter_dimension=dimension, tiled=True, axis_index_groups=groups

@@ -64,19 +64,19 @@ def _splash(q_BNTH: Array, k_BKTH: Array, v_BKTH: Array, visible: Visible, *, wi
         def row_attention(q_NTH: Array, k_KTH: Array, v_KTH: Array, offset_T: Array, prefix: Array) -> Any:
             # The kernel calls the mask function with one integer per query, which need not be the query's index.
             query_T = mask.pack(offset_T, prefix)
-            needed_XC = _needed_blocks(offset_T, prefix, block)
+            needed_XY = _needed_blocks(offset_T, prefix, block)
             assert causal.dq_mask_info is None  # as with the fused backward kernel
 
-            def mask_info(causal_info: Any, next_XC: Array) -> Any:
-                block_mask = needed_XC[None].astype(jnp.int32)
-                return causal_info._replace(q_sequence=query_T, block_mask=block_mask, data_next=next_XC[None])
+            def mask_info(causal_info: Any, next_XY: Array) -> Any:
+                block_mask = needed_XY[None].astype(jnp.int32)
+                return causal_info._replace(q_sequence=query_T, block_mask=block_mask, data_next=next_XY[None])
 
-            next_forward_XC = _next_needed(needed_XC)
-            next_backward_XC = _next_needed(needed_XC.T).T
+            next_forward_XY = _next_needed(needed_XY)
+            next_backward_XY = _next_needed(needed_XY.T).T
             kernel = splash.SplashAttentionKernel(
-                mask_info(causal.fwd_mask_info, next_forward_XC),
+                mask_info(causal.fwd_mask_info, next_forward_XY),
                 None,
-                mask_info(causal.dkv_mask_info, next_backward_XC),
+                mask_info(causal.dkv_mask_info, next_backward_XY),
                 **causal.kwargs | {"mask_function": mask},
             )
             result = kernel(q_NTH, k_KTH, v_KTH)
@@ -139,15 +139,15 @@ class PackedMask:
 
 
 def _needed_blocks(offset_T: Array, prefix: Array, block: int) -> Array:
-    """needed_XC, bool: whether some query of block X sees a key of block C."""
+    """needed_XY, bool: whether some query of block X sees a key of block Y."""
     first_own_X1 = jnp.min((offset_T + prefix).reshape(-1, block), axis=1, keepdims=True) // block
     X1 = jnp.arange(len(first_own_X1))[:, None]
-    C = jnp.arange(len(first_own_X1))
-    return (C <= X1) & ((first_own_X1 <= C) | (C * block < prefix))
+    Y = jnp.arange(len(first_own_X1))
+    return (Y <= X1) & ((first_own_X1 <= Y) | (Y * block < prefix))
 
 
-def _next_needed(needed_XC: Array) -> Array:
-    """next_XC, int32: the C of the next needed block in memory order, from each block on; the kernel fetches it."""
-    index_XC = jnp.arange(needed_XC.size, dtype=jnp.int32).reshape(needed_XC.shape)
-    next_X = jax.lax.cummin(jnp.where(needed_XC, index_XC, index_XC[-1, -1]).ravel(), reverse=True)
-    return next_X.reshape(needed_XC.shape) % needed_XC.shape[1]
+def _next_needed(needed_XY: Array) -> Array:
+    """next_XY, int32: the Y of the next needed block in memory order, from each block on; the kernel fetches it."""
+    index_XY = jnp.arange(needed_XY.size, dtype=jnp.int32).reshape(needed_XY.shape)
+    next_X = jax.lax.cummin(jnp.where(needed_XY, index_XY, index_XY[-1, -1]).ravel(), reverse=True)
+    return next_X.reshape(needed_XY.shape) % needed_XY.shape[1]

@@ -168,7 +168,8 @@ def _changes(old: str, new: str) -> Text:
     for change, run in word_diff(old, new):
         opening, closing, style = marks[change]
         words = run.strip()
-        before, _, after = run.partition(words) if words else (run, "", "")
+        before = run[: len(run) - len(run.lstrip())]
+        after = run[len(before) + len(words) :]
         marked = safe_text(f"{opening}{words}{closing}", style)
         text.append_text(safe_text(before)).append_text(marked).append_text(safe_text(after))
     return text

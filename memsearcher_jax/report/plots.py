@@ -160,18 +160,18 @@ def draw_curves(axes: Axes, panel: Panel, runs: Sequence[tuple[str, Sequence[Met
             measured = [(metrics["step"], metrics[name]) for metrics in steps if name in metrics]
             if not measured:
                 continue
-            step_T, value_T = np.array(measured, float).T
+            step_N, value_N = np.array(measured, float).T
             window = max(1, len(measured) // 20)  # of the running mean: it grows with the run
-            non_finite += int((~np.isfinite(value_T)).sum())
-            value_T[~np.isfinite(value_T)] = np.nan
+            non_finite += int((~np.isfinite(value_N)).sum())
+            value_N[~np.isfinite(value_N)] = np.nan
             color = next(colors)
             line = _line_label(run, label(name).rpartition("/")[2], panel, runs)
             if window > 1:
-                axes.plot(step_T, value_T, color=color, linewidth=0.8, alpha=0.3)
-                axes.plot(step_T, running_mean(value_T, window), color=color, linewidth=1.8, label=line)
+                axes.plot(step_N, value_N, color=color, linewidth=0.8, alpha=0.3)
+                axes.plot(step_N, running_mean(value_N, window), color=color, linewidth=1.8, label=line)
             else:
-                axes.plot(step_T, value_T, color=color, linewidth=1.6, label=line)
-                draw_dots(axes, step_T, value_T, color, [line] * len(step_T))
+                axes.plot(step_N, value_N, color=color, linewidth=1.6, label=line)
+                draw_dots(axes, step_N, value_N, color, [line] * len(step_N))
             legend.append((line, color))
     style_axes(axes, "step", panel.y_min)
     return legend, non_finite
@@ -211,8 +211,8 @@ def style_axes(axes: Axes, x_label: str, y_min: float | None) -> None:
         axes.set_ylim(y_min, y_min + 1.12 * ((high - y_min) or 1))
 
 
-def running_mean(value_T: np.ndarray, window: int) -> np.ndarray:
+def running_mean(value_N: np.ndarray, window: int) -> np.ndarray:
     """Mean over the finite values among the last `window`; NaN without any."""
     # Differences of cumulative sums would be wrong for all steps after a very large value, such as a KL of 1e20.
-    windows = (value_T[max(0, end - window) : end] for end in range(1, len(value_T) + 1))
+    windows = (value_N[max(0, end - window) : end] for end in range(1, len(value_N) + 1))
     return np.array([mean(last_X[np.isfinite(last_X)].tolist()) for last_X in windows])

@@ -129,7 +129,8 @@ def _holds_any(text: str, needles: Sequence[str]) -> bool:
 
 def oracle_query(problem: Problem) -> str:
     """The query of somebody who knows where the answer is."""
-    return " ".join((*(problem.supporting_titles or (problem.question,)), problem.golden_answers[0]))
+    subjects = problem.supporting_titles or (problem.question,)
+    return " ".join([*subjects, problem.golden_answers[0]])
 
 
 def summarize(audited: Sequence[Audited]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ class Recorder:
 
     def _write_trajectories(self) -> None:
         for path, content in list(self.trajectories.items()):
-            if not self._attempt(lambda path=path, content=content: atomic_write(path, content), checkpoint=False):
+            if not self._attempt(partial(atomic_write, path, content), checkpoint=False):
                 return
             del self.trajectories[path]
 

@@ -87,7 +87,9 @@ def prepare(
         update.check_param_dtype(config.model)
         update.fit_to_mesh(config.training, meshes.train)
         check_offload(config.training, meshes.train)
-        if (prompts := config.rl.prompts_per_step) < (hosts := jax.process_count()):
+        prompts = config.rl.prompts_per_step
+        hosts = jax.process_count()
+        if prompts < hosts:
             raise ValueError(f"rl.prompts_per_step {prompts} leaves some of the {hosts} hosts without one: raise it")
     agent = agent_of(config)
     tools = open_tools(config.agent, workspace)

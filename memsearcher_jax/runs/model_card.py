@@ -58,7 +58,10 @@ def write_model_card(directory: Path, run: Path, *, name: str, license: str, ada
     lines = [
         f"---\n{data.to_yaml()}\n---\n",
         f"# {name or directory.name}\n",
-        *([origin] if origin else []),
+    ]
+    if origin:
+        lines.append(origin)
+    lines += [
         *_training(directory, run),
         "## Use\n",
         _use(config, name or str(directory), public_base or Path(base).name, adapter),

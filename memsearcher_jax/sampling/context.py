@@ -29,9 +29,9 @@ class Context:
         self.slot = slot
         self.rng_stream = rng_stream
         self.params = params
-        self.ids_C = np.zeros(capacity, np.int32)
-        self.logprob_C = np.zeros(capacity, np.float32)
-        self.sampled_C = np.zeros(capacity, bool)
+        self.ids_T = np.zeros(capacity, np.int32)
+        self.logprob_T = np.zeros(capacity, np.float32)
+        self.sampled_T = np.zeros(capacity, bool)
         self.length = 0
         self.generation = 0  # the number of the current or the last one
         self.generation_start = 0
@@ -51,16 +51,16 @@ class Context:
     def append(self, ids: Sequence[int] | np.ndarray, logprob_T: np.ndarray | None = None) -> None:
         """Appends text, or sampled tokens with their log-probabilities."""
         span = slice(self.length, self.length + len(ids))
-        self.ids_C[span] = ids
+        self.ids_T[span] = ids
         if logprob_T is not None:
-            self.logprob_C[span] = logprob_T
-            self.sampled_C[span] = True
+            self.logprob_T[span] = logprob_T
+            self.sampled_T[span] = True
         self.length += len(ids)
 
     def truncate(self, length: int) -> None:
         """Keeps the first `length` tokens, of which at most all but the last are cached."""
-        self.logprob_C[length:] = 0.0
-        self.sampled_C[length:] = False
+        self.logprob_T[length:] = 0.0
+        self.sampled_T[length:] = False
         self.length = length
         self.cached = min(self.cached, length - 1)
         self.lost = min(self.lost, length - 1)
@@ -71,16 +71,16 @@ class Context:
         self.calls_in_flight = 0
         self.find_stop = find_stop
         self.generation_start = self.length
-        self.remaining = min(max_tokens, len(self.ids_C) - self.length)
+        self.remaining = min(max_tokens, len(self.ids_T) - self.length)
 
     def generated(self) -> tuple[int, ...]:
         """The tokens of the last generation."""
-        return tuple(self.ids_C[self.generation_start : self.length].tolist())
+        return tuple(self.ids_T[self.generation_start : self.length].tolist())
 
     def record(self) -> RecordedContext:
         """The context as it is now."""
         return RecordedContext(
-            ids=self.ids_C[: self.length].copy(),
-            logprobs=self.logprob_C[: self.length].copy(),
-            sampled=self.sampled_C[: self.length].copy(),
+            ids=self.ids_T[: self.length].copy(),
+            logprobs=self.logprob_T[: self.length].copy(),
+            sampled=self.sampled_T[: self.length].copy(),
         )

@@ -51,9 +51,9 @@ def sample(
     per_row = [constrain(x_S, ("batch",)) for x_S in (uniform_S, temperature_S, top_k_S, top_p_S)]
     in_axes = (("draws", None, None), *[rows] * 4)
     draw = shard_map_per_device(partial(_draw, attention), in_axes, (rows,) * 2, ((S,),) * 2)
-    drawn = draw(constrain(logits_SV.reshape(S, X, V // X), ("batch", "vocab", None)), *per_row)
-    token_S, logprob_S = (constrain(x_S, ("batch",)) for x_S in drawn)
-    return token_S, logprob_S
+    logits_SXV = constrain(logits_SV.reshape(S, X, V // X), ("batch", "vocab", None))
+    token_S, logprob_S = draw(logits_SXV, *per_row)
+    return constrain(token_S, ("batch",)), constrain(logprob_S, ("batch",))
 
 
 def _draw(attention: Attention, logits_SXV: Array, *per_row: Any) -> tuple[Array, Array]:

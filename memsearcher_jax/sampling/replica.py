@@ -110,7 +110,7 @@ class Replica:
         ]
         reserved: int | None = None  # a page for each running context that will need one; counted when it is needed
         for context in waiting:
-            prefix = self.pool.find(context.ids_C[: context.length - 1])
+            prefix = self.pool.find(context.ids_T[: context.length - 1])
             if prefix.is_growing:
                 continue
             self.pool.hold(prefix.pages)
@@ -187,7 +187,7 @@ class Replica:
         """Records what the context's pages will hold after its prefill."""
         end = context.length - 1
         if context.pages and context.planned < end:
-            self.pool.plan(context.pages, context.planned, context.ids_C[context.planned : end])
+            self.pool.plan(context.pages, context.planned, context.ids_T[context.planned : end])
             context.planned = end
 
     def _will_grow(self, context: Context) -> bool:

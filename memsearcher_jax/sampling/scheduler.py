@@ -326,7 +326,7 @@ class Scheduler:
         for replica, row_chunks in enumerate(chunks):
             for row, chunk in enumerate(row_chunks, start=replica * rows):
                 context = chunk.context
-                ids_AW[row, : chunk.tokens] = context.ids_C[chunk.start : chunk.start + chunk.tokens]
+                ids_AW[row, : chunk.tokens] = context.ids_T[chunk.start : chunk.start + chunk.tokens]
                 segment_AW[row, : chunk.tokens] = context.slot + 1
                 start_A[row] = chunk.start
                 length_A[row] = chunk.cached
@@ -356,7 +356,7 @@ class Scheduler:
         for row, (context, _) in rows.items():
             slot_A[row] = context.slot % S
             continues_A[row] = context.calls_in_flight > 0
-            token_A[row] = context.ids_C[context.length - 1]
+            token_A[row] = context.ids_T[context.length - 1]
             length_A[row] = context.length
             remaining_A[row] = context.remaining
             rng_stream_A2[row] = context.rng_stream

@@ -124,9 +124,11 @@ def restore_items(
         as_saved = _read_arrays(manager, step, meta, targets)
     except DamagedCheckpointError as error:
         damage = str(error)
-    is_damaged_H = multihost_utils.process_allgather(np.int32(bool(damage))).reshape(-1)
-    if is_damaged_H.any():
-        raise DamagedCheckpointError(damage or f"host {int(is_damaged_H.argmax())} cannot read checkpoint {folder}")
+    is_damaged_by_host = multihost_utils.process_allgather(np.int32(bool(damage))).reshape(-1)
+    if is_damaged_by_host.any():
+        raise DamagedCheckpointError(
+            damage or f"host {int(is_damaged_by_host.argmax())} cannot read checkpoint {folder}"
+        )
     for item in targets:
         for path, checksum in checksums(as_saved[item]).items():
             if meta["array_checksums"][item][path] != checksum:

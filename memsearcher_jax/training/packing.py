@@ -134,10 +134,10 @@ class PackedRows:
 
     def per_token(self, values: ArrayLike, dtype: DTypeLike) -> np.ndarray:
         """[B, T]: each token has the value of its example, of `values`, which has one for each; padding has 0."""
-        values_E = np.asarray(values)
+        values_C = np.asarray(values)
         values_BT = np.zeros((len(self.rows), self.seq_len), dtype)
         for segment in self._segments():
-            values_BT[segment.row, segment.begin : segment.end] = values_E[segment.example]
+            values_BT[segment.row, segment.begin : segment.end] = values_C[segment.example]
         return values_BT
 
     def _segments(self) -> Iterator[_Segment]:
@@ -222,8 +222,8 @@ def plan_rows(
     minibatches = max(min(full_microbatches, wanted), fewest)
     layout = Layout(minibatches, microbatches, micro_rows)
 
-    trained_E = np.array([np.count_nonzero(example.sampled) for example in examples])
-    trained = np.array([np.sum(trained_E[row.members]) for row in rows])
+    trained_C = np.array([np.count_nonzero(example.sampled) for example in examples])
+    trained = np.array([np.sum(trained_C[row.members]) for row in rows])
     placed: list[Row | None] = [None] * layout.rows
     for position, row in zip(place_rows(trained, layout, rng), rows, strict=True):
         placed[position] = row

@@ -76,9 +76,15 @@ def _word_pairs(text: str) -> list[tuple[str, str]]:
 
 
 def _stem_f1(answer: str, gold: str) -> float:
-    given, expected = (Counter(map(_stem, _AND.sub(" ", normalize(text)).split())) for text in (answer, gold))
+    given = _stems(answer)
+    expected = _stems(gold)
     common = (given & expected).total()
     return 2 * common / (given.total() + expected.total()) if common else 0.0
+
+
+def _stems(text: str) -> Counter[str]:
+    words = _AND.sub(" ", normalize(text)).split()
+    return Counter(map(_stem, words))
 
 
 @cache

@@ -315,5 +315,10 @@ def _part_recall(answer: str, gold: str) -> float:
 
 def _same_number(answer: str, gold: Gold) -> bool:
     """Whether the answer consists of digits and is exactly the gold: `03` is not `3`."""
-    digits, expected = (text.strip("\"'").strip() for text in (short_answer(answer), _first_text(gold)))
+    digits = _unquoted(short_answer(answer))
+    expected = _unquoted(_first_text(gold))
     return re.fullmatch(r"\d+", digits) is not None and digits == expected
+
+
+def _unquoted(text: str) -> str:
+    return text.strip("\"'").strip()

@@ -126,12 +126,11 @@ def call_counts(calls_C: Sequence[Sequence[Call]], results_C: Sequence[Sequence[
 
 def size_counts(memory: Memory, stream: Stream, token_counter: TokenCounter) -> dict[str, int]:
     """Tokens of the memory, of each of its stores and of the stream; the number of items and of chunks."""
-    semantic, episodic = (sum(item.tokens for item in items) for items in (memory.semantic, memory.episodic))
     return {
         "memory_tokens": memory.tokens,
         "memory_tokens/core": memory.core_tokens,
-        "memory_tokens/semantic": semantic,
-        "memory_tokens/episodic": episodic,
+        "memory_tokens/semantic": sum(item.tokens for item in memory.semantic),
+        "memory_tokens/episodic": sum(item.tokens for item in memory.episodic),
         "memory_items": len(memory.semantic) + len(memory.episodic),
         "stream_tokens": sum(map(token_counter.count, stream.chunks)),
         "chunks": len(stream.chunks),

@@ -89,13 +89,13 @@ def turn_tokens(groups: Sequence[TrajectoryGroup]) -> str:
             lengths = [summary.context_lengths for summary in group.summaries]
             turns = range(max(map(len, lengths), default=0))
             tokens = [[turn_lengths[turn] for turn_lengths in lengths if turn < len(turn_lengths)] for turn in turns]
-            turn_T = np.array(turns) + 1.0
-            mean_T = np.array([mean(values) for values in tokens])
-            axes.plot(turn_T, mean_T, color=color, linewidth=1.6)
-            draw_dots(axes, turn_T, mean_T, color, [f"{group.label}, n {len(values):,}" for values in tokens])
+            turn_N = np.array(turns) + 1.0
+            mean_N = np.array([mean(values) for values in tokens])
+            axes.plot(turn_N, mean_N, color=color, linewidth=1.6)
+            draw_dots(axes, turn_N, mean_N, color, [f"{group.label}, n {len(values):,}" for values in tokens])
             if len(tokens) > 1:
                 ends = np.array([np.percentile(values, BAND_PERCENTILES) for values in tokens])
-                axes.fill_between(turn_T, *ends.T, color=color, alpha=0.15, linewidth=0)
+                axes.fill_between(turn_N, *ends.T, color=color, alpha=0.15, linewidth=0)
         style_axes(axes, "turn", 0.0)
         return [(group.label, color) for group, color in zip(groups, COLORS, strict=False)], 0
 
