@@ -79,7 +79,11 @@ class HealthMonitor:
 
     def is_broken(self, metrics: Mapping[str, float]) -> bool:
         """Whether the weights, or the logits of too many trajectories, are not finite."""
-        return bool(metrics.get(WEIGHTS_NOT_FINITE)) or metrics.get(_NOT_FINITE, 0.0) > MAX_NOT_FINITE
+        return bool(metrics.get(WEIGHTS_NOT_FINITE)) or self.has_broken_logits(metrics)
+
+    def has_broken_logits(self, metrics: Mapping[str, float]) -> bool:
+        """Whether the policy that sampled the trajectories is broken, also where its weights are finite."""
+        return metrics.get(_NOT_FINITE, 0.0) > MAX_NOT_FINITE
 
     def record_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records an evaluation of the weights after `step` training steps.

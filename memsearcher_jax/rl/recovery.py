@@ -44,7 +44,11 @@ class Recovery:
         return list(batch.examples)
 
     def check(self, step: int, metrics: Metrics) -> bool:
-        """Whether the run has to roll back; adds the metrics of health. Raises RunEnded where the settings say so."""
+        """Whether the run has to roll back after step `step`, counted from 0; adds the metrics of health. Collective.
+
+        Raises RunEnded where the settings say so.
+        """
+        self._set_aside_broken(step, metrics)
         rolls_back = self.monitor.check(step, metrics)
         if self.monitor.rolls_back:
             metrics["rollbacks"] = float(self.monitor.state.rollbacks)
@@ -53,10 +57,29 @@ class Recovery:
     def check_evaluation(self, step: int, test_metrics: Metrics) -> bool:
         """Whether the weights are broken, by their evaluation after `step` steps, so that the run has to roll back.
 
-        Without an evaluation, `test_metrics` are empty. Raises RunEnded where the run cannot roll back.
+        Without an evaluation, `test_metrics` are empty. Raises RunEnded where the run cannot roll back. Collective.
         """
         metrics = {name.removeprefix(TEST_PREFIX): value for name, value in test_metrics.items()}
+        self._set_aside_broken(step, metrics)
         return self.monitor.is_broken(metrics) and self.monitor.recover(f"the evaluation after step {step}", metrics)
+
+    def _set_aside_broken(self, step: int, metrics: Metrics) -> None:
+        """Renames the checkpoint after `step` steps, whose weights have made these metrics, if its logits are broken.
+
+        Weights of a step that was too large are finite, and so they were saved, where their logits are not.
+        """
+        if not self.monitor.has_broken_logits(metrics):
+            return
+        self._wait()
+        if self.checkpoints.set_aside(step):
+            self.monitor.notify(f"the logits of the checkpoint of step {step} are not finite: renamed to {step}.broken")
+
+    def _wait(self) -> None:
+        """Waits until the checkpoints are written. What cannot be written is of a state that is given up."""
+        try:
+            self.checkpoints.wait()
+        except OSError as error:
+            self.monitor.notify(str(error))
 
     def restore_best(self, state: RunState, timer: Timer) -> None:
         """Replaces the weights by those with the best evaluation, or by the nearest intact ones. Collective."""
@@ -66,10 +89,7 @@ class Recovery:
         mesh = run.meshes.train
         damage = "no checkpoint is left"
         assert best is not None, "the monitor demands no rollback without one"
-        try:
-            self.checkpoints.wait()
-        except OSError as error:  # of a later state, which is given up; the next write reports what goes on
-            self.monitor.notify(str(error))
+        self._wait()
         state.params = {}
         with timer("rollback"), jax.set_mesh(mesh):
             target = update.abstract_state(model, update.make_optimizer(run.config.training), mesh)

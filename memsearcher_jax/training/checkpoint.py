@@ -151,6 +151,12 @@ class Checkpoints(contextlib.AbstractContextManager):
         with self._write_errors():
             self._manager.check_for_errors()
 
+    def set_aside(self, step: int) -> bool:
+        """Renames a step whose policy is broken to STEP.broken; whether there was one. Collective, after `wait`."""
+        is_renamed = _rename(self._manager, step, "broken")
+        self._manager.reload()
+        return is_renamed
+
     def steps(self) -> list[int]:
         """The steps that are complete, newest first."""
         with open_reader(str(self._manager.directory)) as manager:
@@ -189,7 +195,7 @@ def restore_latest(
             # Not before one was read: where memory or the network fails, no step can be read, and all are sound.
             for damaged, reason in reasons.items():
                 notify(f"{reason}: renamed to {damaged}.damaged")
-                _rename_damaged(manager, damaged)
+                _rename(manager, damaged, "damaged")
             return step, state, meta["run"]
     if not reasons:
         raise FileNotFoundError(f"no checkpoint in {directory}")
@@ -249,11 +255,16 @@ def _save_args(params: Params) -> Params:
     return jax.tree.map_with_path(save_args, params)
 
 
-def _rename_damaged(manager: ocp.CheckpointManager, step: int) -> None:
-    """Renames a step to STEP.damaged. Collective: the first host renames, all wait for it."""
-    if jax.process_index() == 0:
-        renamed = manager.directory / f"{step}.damaged"
+def _rename(manager: ocp.CheckpointManager, step: int, reason: str) -> bool:
+    """Renames a step, if it exists, to STEP.REASON, so that nothing restores it; whether it did.
+
+    Collective: the first host renames, all wait for it. Hosts cache the listings of a bucket: only the first one looks.
+    """
+    is_renamed = False
+    if jax.process_index() == 0 and (manager.directory / str(step)).exists():
+        renamed = manager.directory / f"{step}.{reason}"
         if renamed.exists():
             renamed.rmtree()
         (manager.directory / str(step)).rename(renamed)
-    multihost_utils.sync_global_devices(f"step {step} is renamed")
+        is_renamed = True
+    return bool(multihost_utils.broadcast_one_to_all(np.int32(is_renamed)))

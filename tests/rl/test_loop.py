@@ -2,6 +2,7 @@
 
 import errno
 import math
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
@@ -59,6 +60,9 @@ class FakeCheckpoints:
         """No write is in the background."""
 
     wait = check
+
+    def set_aside(self, step):
+        return self.saved.pop(step, None) is not None
 
     def check_space(self, train):
         """There is any amount."""
@@ -318,6 +322,27 @@ def test_a_policy_that_is_not_finite_rolls_back(fault, scripted):
     assert set(run.checkpoints.saved) == {0, STEPS}
     alarms = [row["alarms"] for row in read_metrics(run.out / "metrics.jsonl")]
     assert alarms == [float(step == FAULTY) for step in range(STEPS)]
+
+
+@pytest.mark.parametrize("on_collapse", ["warn", "rollback"])
+def test_a_checkpoint_whose_logits_are_not_finite_is_set_aside(on_collapse, scripted):
+    """Its weights were finite when they were saved: the next rollout shows what they are."""
+    run = scripted(HealthConfig(on_collapse=on_collapse), evaluate_every=8 if on_collapse == "rollback" else 0)
+    run.state.run.config = replace(run.state.run.config, rl=replace(run.state.run.config.rl, checkpoint_every=1))
+    run.stop = StopReason.NOT_FINITE
+    ended = pytest.raises(RunEnded) if on_collapse == "warn" else nullcontext()
+
+    def restore_best(state, timer):
+        assert FAULTY not in run.checkpoints.saved, "it is no candidate of a rollback"
+        run.stop = StopReason.ANSWERED
+
+    with mock.patch.object(Recovery, "restore_best", lambda self, state, timer: restore_best(state, timer)), ended:
+        run.train()
+    assert FAULTY not in run.checkpoints.saved and FAULTY - 1 in run.checkpoints.saved
+    renamed = f"the logits of the checkpoint of step {FAULTY} are not finite: renamed to {FAULTY}.broken"
+    assert run.notes[0] == renamed
+    if on_collapse == "rollback":
+        assert run.checkpoints.newest == STEPS
 
 
 def with_broken_evaluation(run, step):

@@ -298,3 +298,13 @@ def test_the_best_step_is_kept_beside_the_newest(nano, run, tmp_path):
             restored = checkpoints.restore(3, nano.model, abstract_state(nano.model, nano.adam, mesh))
     assert_equal(restored, state)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "5"]
+
+
+def test_a_step_that_is_set_aside_is_restored_by_nothing(nano, run, copy):
+    state = run(None, 1)
+    with Checkpoints(copy, keep=2) as checkpoints:
+        assert checkpoints.set_aside(2) and not checkpoints.set_aside(7)
+        assert checkpoints.newest == 1 and checkpoints.steps() == [1]
+        for number in (3, 4):
+            checkpoints.save(number, state, nano.model, META)
+    assert sorted(path.name for path in copy.iterdir()) == ["2.broken", "3", "4"] and latest_step(copy) == 4
