@@ -28,7 +28,7 @@ from memsearcher_jax.hosts.preemption import signals_watched
 from memsearcher_jax.launch import cli, command_words, evaluate, outputs, tpu_train
 from memsearcher_jax.logs.run_facts import has_ended, read_results
 from memsearcher_jax.report.sweep import plot_sweep, show_sweep, sweep_row
-from memsearcher_jax.runs.inputs import own_code, require_same_code
+from memsearcher_jax.runs.inputs import changed_inputs, own_code, require_same_code
 from memsearcher_jax.runs.run_dir import is_run, read_run_config
 
 
@@ -55,7 +55,10 @@ def main(argv: Sequence[str]) -> None:
         points = [make_point(flags, name, value, run_words) for value in values]
         if not all(point.config.data.is_synthetic or point.config.data.test for point in points):
             raise ValueError("every value is evaluated: set data.test to files of questions")
-        # An evaluation finds out whether the weights are still those that it has: its program always runs.
+        for point in points:
+            # An evaluation finds out itself whether the weights are still those that it has.
+            require_same_inputs(point, weights=not flags.evaluate)
+        # The program of an evaluation always runs.
         trained = set() if flags.evaluate else {point.value for point in points if is_done(point)}
     rows = []
     for point in points:
@@ -125,6 +128,16 @@ def is_done(point: Point) -> bool:
             raise ValueError(f"{setting} is {then!r} in {folder} and {now!r} here: choose another --out")
     require_same_code(folder, stored, point.config, point.words)
     return has_ended(folder) and not changed
+
+
+def require_same_inputs(point: Point, *, weights: bool) -> None:
+    """Raises ValueError if a file has changed since the run of the point began, which would go on with its own copy."""
+    folder = point.folder
+    changed = changed_inputs(folder, point.config, weights=weights) if is_run(folder) else []
+    own_files = {str(file.absolute()) for code in own_code(point.config) for file in code.files}
+    for name in changed:
+        if name not in own_files:  # `require_same_code` tells more about these
+            raise ValueError(f"{name} has changed since {folder} was made: restore it, or choose another --out")
 
 
 def code_words(config: RunConfig) -> list[str]:

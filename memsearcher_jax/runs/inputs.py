@@ -111,6 +111,20 @@ def _check(stored: Inputs, folder: Path, config: RunConfig, now: Mapping[str, st
     return notes
 
 
+def changed_inputs(folder: Path, config: RunConfig, *, weights: bool = True) -> list[str]:
+    """The paths, and the settings of weights, whose content differs from what the run in `folder` was given.
+
+    `config`: that of the command which would begin this run today. `weights`: whether they are compared, too.
+    """
+    now = input_hashes(config, weights=weights)
+    changed = []
+    for name, stored_hash in read_inputs(folder).hashes.items():
+        is_gone = Path(name).is_absolute() and not Path(name).exists()
+        if is_gone or now.get(name, stored_hash) != stored_hash:
+            changed.append(name)
+    return changed
+
+
 def with_own_inputs(folder: Path, config: RunConfig) -> RunConfig:
     """The config with the run's copies in place of the files that it was given, which may have moved or changed."""
     copies = read_inputs(folder).copies

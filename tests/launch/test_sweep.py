@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from memsearcher_jax.launch import cli, sweep, tpu_train
+from memsearcher_jax.agent import prompts as templates
+from memsearcher_jax.launch import cli, evaluate, sweep, tpu_train
 from memsearcher_jax.runs.inputs import keep_inputs
 from memsearcher_jax.runs.run_dir import read_run_config, write_run_config
 from tests.support import with_flags
+
+TEMPLATES = Path(templates.__file__).parent / "templates" / "default" / "memsearcher"
 
 
 @pytest.mark.slow
@@ -96,3 +100,39 @@ def test_a_run_of_an_agent_that_was_edited_is_not_reported(small, tmp_path, refu
     agent.write_text(agent.read_text() + "\nCHANGED = True\n")
     line = refused(sweep.main, ["--setting", "seed=0,1", "--out", tmp_path / "out", "--", *flags])
     assert f"my_agent.py differs from the file that {folder} was made with" in line
+
+
+@pytest.mark.parametrize(
+    ("changed", "evaluates"),
+    [
+        ("train.jsonl", False),
+        ("test.jsonl", False),
+        ("test.jsonl", True),
+        ("corpus.jsonl", True),
+        ("prompts/system.txt", True),
+    ],
+)
+def test_a_run_of_files_that_have_changed_is_not_reported(changed, evaluates, questions, corpus, tmp_path, refused):
+    questions("train.jsonl", "Who wrote it?")
+    questions("test.jsonl", "Who read it?")
+    prompts = shutil.copytree(TEMPLATES, tmp_path / "prompts")
+    flags = ["--config", "nano", "--data.test", f"{tmp_path}/test.jsonl", "--retrieval.corpus", str(corpus)]
+    flags += ["--agent.prompts", str(prompts)]
+    command: type = evaluate.Evaluate
+    if not evaluates:
+        flags += ["--data.train", f"{tmp_path}/train.jsonl"]
+        command = tpu_train.Train
+    config = cli.parse(command, [*flags, "--seed", "0"]).run
+    folder = tmp_path / "out" / "seed=0"
+    folder.mkdir(parents=True)
+    write_run_config(folder, config)
+    keep_inputs(folder, config, None)
+    point = sweep.Point("0", flags, folder, config)
+    sweep.require_same_inputs(point, weights=not evaluates)
+    file = tmp_path / changed
+    file.write_text(file.read_text() + "\n" + file.read_text())
+    words = ["--setting", "seed=0,1", "--out", tmp_path / "out", *["--evaluate"] * evaluates, "--", *flags]
+    line = refused(sweep.main, words)
+    assert f"has changed since {folder} was made: restore it, or choose another --out" in line
+    file.unlink()
+    assert f"has changed since {folder} was made" in refused(sweep.main, words)
