@@ -22,7 +22,7 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import tyro
 
@@ -76,6 +76,9 @@ class ResumableSource(SettingsSource):
 @dataclass(frozen=True)
 class Command(SettingsSource):
     """Flags of every command that uses a preset."""
+
+    needs_weights: ClassVar[bool] = True
+    """Whether adapters need the weights that they belong to."""
 
     compile_cache: Annotated[str, tyro.conf.arg(metavar="DIR"), IS_PATH] = ""
     """JAX's persistent compilation cache, a directory or gs:// address; off: none. Default: in ~/.cache, except for
@@ -147,7 +150,7 @@ def parse_settings(command: type[CommandT], source: SettingsSource, words: Seque
         flags = _resumed(command, source, words)
     else:
         flags = _new(command, source, words)
-    check(flags.run)
+    check(flags.run, needs_weights=command.needs_weights)
     open_own_files(flags.run)
     left_out = refuse_unused(command.__name__, given_settings(words), flags.run)
     if left_out:

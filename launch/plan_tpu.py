@@ -2,7 +2,7 @@
 
 python launch/plan_tpu.py --config qwen7b --topology v6e:4x8
 python launch/plan_tpu.py --config qwen7b --topology v5e:4x4 --what update --model.remat nothing_saveable
-python launch/plan_tpu.py --config qwen3b --topology v5e:4x8 --suggest
+python launch/plan_tpu.py --config qwen3b --topology v5e:2x4 --suggest
 python launch/plan_tpu.py --config qwen3b --topology h100:8               # one host of eight GPUs; 2x8: two of them
 
 The TPU compiler of the extra `tpu` compiles the programs of the run, so a program that exceeds the memory of a chip
@@ -15,11 +15,10 @@ from __future__ import annotations
 if __name__ == "__main__":
     import memsearcher_jax.launch.__main__  # noqa: F401  (runs `main` below)
 
-import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -28,11 +27,13 @@ from memsearcher_jax.launch import cli, outputs, preconditions
 from memsearcher_jax.launch.pod.tpu_slices import find_slice
 from memsearcher_jax.logs.progress import announced
 from memsearcher_jax.planning import roofline
+from memsearcher_jax.planning.host import HostSpace, HostTime, host_space, host_time
 from memsearcher_jax.planning.roofline import CHIPS, Phase, Topology, Workload
 from memsearcher_jax.runs.run_dir import located
 
 # These load JAX, which reads the environment when it is imported.
 if TYPE_CHECKING:
+    from memsearcher_jax.planning.planner import MemoryPlan, Planner
     from memsearcher_jax.planning.tpu_plan import Program, ResidentMemory
 
 ENVIRONMENT = {
@@ -48,20 +49,23 @@ ENVIRONMENT = {
 DOES_NOT_FIT = 1  # exit status
 GB = 1e9
 PROGRAM_ROW = "{:24}{:>8}{:>8}{:>12}{:>9}"
-PHASE_ROW = "{:24}{:>10}{:>10}{:>8}{:>12}    {}"
+PHASE_COLUMNS = ("compute", "memory", "links", "operations", "host")
+PHASE_ROW = "{:24}{:>10}{:>10}{:>8}{:>12}{:>8}    {}"
 
 
 @dataclass(frozen=True)
 class PlanTpu(cli.Command):
     """Plan a run on a TPU slice that need not be present: memory, link traffic and time."""
 
+    needs_weights: ClassVar[bool] = False
+
     what: Literal["update", "sample", "all"] = "all"
-    """What is compiled and added up: the programs of training, those of the sampler and of publishing, or all."""
+    """What is planned: training alone, a host that only samples (an evaluation, a service), or a run."""
     topology: Annotated[str, tyro.conf.arg(metavar="NAME")] = "v6e:4x8"
     """The slice, such as v5e:4x8, v5p:2x2x4, v6e:4x8, tpu7x:2x2x2; or GPUs: h100:8, h200:1, h100:2x8 on two hosts."""
     suggest: bool = False
-    """Try remat policies, row lengths, rows per device and tensor parallelism, fastest first, and plan the first that
-    fits."""
+    """Choose settings for the slice: remat policy, row length, rows per device, tensor parallelism, and the sampler's
+    slots, cache and copies of the weights. The fastest that fit are planned."""
     workload: Workload = field(default_factory=Workload)
     """Assumed means of a step."""
 
@@ -72,15 +76,8 @@ class PlanTpu(cli.Command):
 def main(argv: Sequence[str]) -> None:
     with cli.one_line_errors():
         flags = cli.parse(PlanTpu, argv)
-        config, workload = flags.run.resolved(), flags.workload
-        if workload.context_tokens > (longest := config.sampling.context_tokens):
-            raise ValueError(f"--workload.context_tokens is more than sampling.context_tokens {longest}: lower it")
-        if workload.shared_tokens + workload.generated_tokens > workload.context_tokens:
-            raise ValueError("--workload.context_tokens is less than its shared_tokens and generated_tokens: raise it")
-        if config.rl.epochs:
-            raise ValueError("rl.epochs makes as many steps as the data holds: plan with rl.epochs 0 and rl.steps")
-        if agent_of(config).needs_completers and "initial_policy" in (config.answerer.backend, config.judge.backend):
-            raise ValueError("frozen answerers and judges are not planned: set their backend to openai or none")
+        config = flags.run.resolved()
+        check_plannable(config, flags.workload)
         if flags.topology.partition(":")[0] in CHIPS:
             find_slice(flags.topology)
             preconditions.require_extra("tpu", "libtpu")
@@ -90,100 +87,181 @@ def main(argv: Sequence[str]) -> None:
         with announced() as begin:
             begin("loading the compiler")
             from memsearcher_jax.model import weights
+            from memsearcher_jax.ops.kernel_errors import KernelError
             from memsearcher_jax.planning import tpu_plan
+            from memsearcher_jax.planning.planner import Planner
             from memsearcher_jax.rl.probe import probe_files
 
-            if config.model.path and ((folder := located(config.model.path)) / "config.json").is_file():
+            folder = located(config.model.path)
+            if config.model.path and (folder / "config.json").is_file():
                 weights.check_same_model(folder, config.model, weights.read_config(folder))
             probe_files(config)
-            topology = tpu_plan.find_topology(flags.topology)
-            result = (plan_fastest if flags.suggest else plan_run)(config, flags, topology, begin)
+            planner = Planner(
+                tpu_plan.find_topology(flags.topology),
+                flags.workload,
+                trains=flags.what != "sample",
+                samples=flags.what != "update",
+                notify=begin,
+                report=print_program,
+                say=print,
+            )
+            try:
+                result = plan_fastest(config, flags, planner) if flags.suggest else plan_run(config, flags, planner)
+            except KernelError as error:
+                raise ValueError(str(error)) from error
     outputs.write_json(flags.json, result)
     if not result["fits"]:
-        ways = "fewer sampling.slots or sampling.kv_tokens, a larger slice, --suggest, --model.remat nothing_saveable"
-        print(f"does not fit: {result['reason']}; try {ways}")
+        print(f"does not fit: {result['reason']}; try {ways_out(config, flags, planner)}")
         raise SystemExit(DOES_NOT_FIT)
 
 
-def plan_fastest(config: RunConfig, flags: PlanTpu, topology: Topology, begin: Callable[[str], None]) -> dict[str, Any]:
-    """The plan of the fastest candidate that fits. Raises ValueError if none does."""
-    from memsearcher_jax.planning import suggest
-
-    too_large = list[suggest.Candidate]()
-    for one in suggest.candidates(config, flags.workload, topology):
-        if any(one.config.mesh == other.config.mesh and one.saved_bytes >= other.saved_bytes for other in too_large):
-            continue
-        words = (f"--{name} {value}" for name, _, value in differences(config, one.config))
-        print(f"{' '.join(words)}: {one.seconds:.1f} s at the roofline", flush=True)
-        result = plan_run(one.config, flags, topology, begin)
-        if result["fits"]:
-            return result
-        print(f"does not fit: {result['reason']}\n", flush=True)
-        too_large.append(one)
-    raise ValueError(f"nothing fits {flags.topology}: choose a larger slice or lower sampling.slots")
+def check_plannable(config: RunConfig, workload: Workload) -> None:
+    """Raises ValueError for a step that the run cannot have, and for runs that are not planned."""
+    longest = config.sampling.context_tokens
+    if workload.context_tokens > longest:
+        raise ValueError(f"--workload.context_tokens is more than sampling.context_tokens {longest}: lower it")
+    if workload.shared_tokens + workload.generated_tokens > workload.context_tokens:
+        raise ValueError("--workload.context_tokens is less than its shared_tokens and generated_tokens: raise it")
+    if config.rl.epochs:
+        raise ValueError("rl.epochs makes as many steps as the data holds: plan with rl.epochs 0 and rl.steps")
+    if agent_of(config).needs_completers and "initial_policy" in (config.answerer.backend, config.judge.backend):
+        raise ValueError("frozen answerers and judges are not planned: set their backend to openai or none")
 
 
-def plan_run(config: RunConfig, flags: PlanTpu, topology: Topology, begin: Callable[[str], None]) -> dict[str, Any]:
-    """Prints the plan of a config and returns it for JSON; `reason` says why the run does not fit.
+def plan_run(config: RunConfig, flags: PlanTpu, planner: Planner) -> dict[str, Any]:
+    """Prints the plan of a config and returns it for JSON; `reason` says why the run does not fit."""
+    print_memory(flags.topology, planner.topology, planner.memory(config))
+    print_header(planner)
+    return finish(config, flags, planner, planner.plan(config))
 
-    Nothing is compiled if a lower bound of its memory does not fit, and nothing after the first program that does not.
-    """
-    from memsearcher_jax.hosts.meshes import make_meshes
-    from memsearcher_jax.planning import suggest, tpu_plan
-    from memsearcher_jax.training.update import fit_to_mesh
 
-    meshes, limit = make_meshes(config, topology.devices, topology.host_devices), topology.chip.hbm_bytes
-    config = replace(config, training=fit_to_mesh(config.training, meshes.train))
-    memory = tpu_plan.resident_memory(config, meshes)
-    print_memory(flags.topology, topology, memory)
-    programs: list[Program] = []
-    sources, peaks = [], dict[str, float]()
-    if flags.what != "sample":
-        sources.append(tpu_plan.training_programs(config, meshes, begin))
-        peaks["update"] = memory.training + suggest.min_saved_bytes(config, len(topology.devices))
-    if flags.what != "update":
-        sources.append(tpu_plan.sampling_programs(config, meshes, begin))
-        peaks["rollout"] = memory.rollout
-    reason = excess(peaks, limit, "at least ")
-    if topology.chip in CHIPS.values() and not reason:
-        print("\nGB per device               peak   total  operations  Mcycles")
-        try:
-            for program in itertools.chain(*sources):
-                work, sizes = program.work, (program.peak_bytes, program.total_bytes)
-                counts = (f"{work.operations:,.0f}", f"{work.cycles / 1e6:.1f}") if work else ("?", "?")
-                print(PROGRAM_ROW.format(program.name, *(f"{x / GB:.2f}" for x in sizes), *counts), flush=True)
-                programs.append(program)
-                peaks[program.phase] = max(peaks.get(program.phase, 0), program.total_bytes)
-                if reason := excess(peaks, limit):
-                    break
-        except tpu_plan.DoesNotFitError as error:
-            reason = str(error)
+def plan_fastest(config: RunConfig, flags: PlanTpu, planner: Planner) -> dict[str, Any]:
+    """The same of the fastest settings that fit. Raises ValueError if none do."""
+    from memsearcher_jax.planning.planner import MemoryPlan
+
+    def announce(tried: RunConfig) -> None:
+        print(f"\ntrying {words_of(config, tried) or 'the settings as they are'}", flush=True)
+
+    def announce_sampler(tried: RunConfig) -> None:
+        print(f"\ntrying {words_of(chosen, tried) or 'the sampler of the preset'}", flush=True)
+
+    chosen = planner.with_valid_sampler(config)
+    plan = MemoryPlan()
+    print_header(planner)
+    if planner.trains:
+        found = planner.fastest_training(chosen, announce)
+        if found is None:
+            raise ValueError(f"no training fits {flags.topology}: try {other_ways(config)}")
+        chosen = found.config
+        plan += found.plan
+    if planner.samples:
+        found = planner.fastest_sampler(chosen, announce_sampler)
+        if found is None:
+            raise ValueError(f"no sampler fits {flags.topology}: try {other_ways(config)}")
+        chosen = found.config
+        plan += found.plan
+    print()
+    print_memory(flags.topology, planner.topology, planner.memory(chosen))
+    words = words_of(config, chosen)
+    print(f"\nsettings for this slice: {words or 'those of the preset'}")
+    return finish(chosen, flags, planner, plan) | {"flags": words}
+
+
+def words_of(config: RunConfig, other: RunConfig) -> str:
+    """The flags that make the one config of the other."""
+    return " ".join(f"--{name} {value}" for name, _, value in differences(config, other))
+
+
+def ways_out(config: RunConfig, flags: PlanTpu, planner: Planner) -> str:
+    """What to try where a run does not fit."""
+    smaller = planner.with_less_memory(config)
+    if smaller is None or smaller == config:
+        return other_ways(config)
+    return f"{words_of(config, smaller)}, which fits by its lower bound, or --suggest, which compiles and chooses"
+
+
+def other_ways(config: RunConfig) -> str:
+    ways = ["a larger slice"]
+    if not config.model.lora_rank:
+        ways.append("--model.lora_rank 16 (adapters)")
+    if config.training.kl_coefficient and not config.training.offload_reference and not config.model.lora_rank:
+        ways.append("--training.offload_reference True")
+    if not config.sampling.is_quantized:
+        ways.append("--sampling.weights int8 --sampling.kv int8")
+    return ", ".join(ways)
+
+
+def finish(config: RunConfig, flags: PlanTpu, planner: Planner, plan: MemoryPlan) -> dict[str, Any]:
+    """Prints whether a plan fits, what it needs of hosts, and the time of a step; returns it for JSON."""
+    from memsearcher_jax.planning.tpu_plan import count_weights
+
+    config = planner.fitted(config)
+    memory = planner.memory(config)
+    topology = planner.topology
+    workload = flags.workload
     result = {
         "settings": {"remat": config.model.remat, "grad_accum_steps": config.training.grad_accum_steps},
         "resident": asdict(memory),
-        "programs": list(map(asdict, programs)),
-        "peaks": peaks,
-        "fits": not reason,
-        "reason": reason,
+        "programs": list(map(asdict, plan.programs)),
+        "peaks": plan.peaks,
+        "fits": not plan.reason,
+        "reason": plan.reason,
     }
-    if reason:
+    if plan.reason:
         return result
-    listed = ", ".join(f"{phase} {size / GB:.2f}" for phase, size in peaks.items())
-    print(f"\nfits {limit / GB:.2f} GB; the peak of each phase is {'' if programs else 'at least '}{listed}")
-    if names := "; ".join(program.name for program in programs if not program.work):
-        print(f"the compiler does not write as text: {names}. Their operations are not counted: times may be too low")
+    print_fit(planner, plan)
+    space = host_space(config, workload, topology, memory, count_weights(config.model))
+    print_space(topology, space)
     # Several prefill programs differ in width: the last one is the widest.
-    work, workload = {one.name.partition(",")[0]: one.work for one in programs if one.work}, flags.workload
-    phases = roofline.sampling_phases(config, workload, topology, work) if flags.what != "update" else []
-    phases += roofline.training_phases(config, workload, topology) if flags.what != "sample" else []
-    return result | {"roofline": print_estimate(config, workload, topology, phases)}
+    work = {program.name.partition(",")[0]: program.work for program in plan.programs if program.work}
+    sampling = roofline.sampling_phases(config, workload, topology, work) if planner.samples else []
+    training = roofline.training_phases(config, workload, topology) if planner.trains else []
+    if not planner.trains:
+        sampling = [phase for phase in sampling if phase.name != "publish"]
+    time = host_time(config, workload, topology) if planner.samples and planner.trains else None
+    return result | {
+        "host": asdict(space) | {"excess": space.excess},
+        "roofline": print_estimate(config, workload, topology, sampling, training, time),
+    }
 
 
-def excess(peaks: Mapping[str, float], limit: float, least: str = "") -> str:
-    """Why the phase with the highest peak does not fit; "" if it does."""
-    phase, size = max(peaks.items(), key=lambda peak: peak[1])
-    needs = f"{phase} needs {least}{size / GB:.2f} GB, including memory that the run keeps"
-    return f"{needs}, and programs may use {limit / GB:.2f} GB of a device" if size > limit else ""
+def print_header(planner: Planner) -> None:
+    if planner.compiles:
+        print("\nGB per device               peak   total  operations  Mcycles", flush=True)
+
+
+def print_program(program: Program) -> None:
+    """Prints the memory of a program, and its operations where the compiler writes it as text."""
+    sizes = (f"{size / GB:.2f}" for size in (program.peak_bytes, program.total_bytes))
+    counts = ("?", "?")
+    if program.work:
+        counts = (f"{program.work.operations:,.0f}", f"{program.work.cycles / 1e6:.1f}")
+    print(PROGRAM_ROW.format(program.name, *sizes, *counts), flush=True)
+
+
+def print_fit(planner: Planner, plan: MemoryPlan) -> None:
+    """Prints the peak of each phase of a plan that fits."""
+    listed = ", ".join(f"{phase} {size / GB:.2f}" for phase, size in plan.peaks.items())
+    at_least = "" if plan.programs else "at least "
+    print(f"\nfits {planner.topology.chip.hbm_bytes / GB:.2f} GB; the peak of each phase is {at_least}{listed}")
+    if names := "; ".join(program.name for program in plan.programs if not program.work):
+        print(f"the compiler does not write as text: {names}. Their operations are not counted: times may be too low")
+
+
+def print_space(topology: Topology, space: HostSpace) -> None:
+    """Prints memory and disk of a host, and what exceeds them."""
+
+    def listed(sizes: dict[str, float], limit: float | None) -> str:
+        parts = ", ".join(f"{name} {size / GB:.1f}" for name, size in sizes.items() if size)
+        of_limit = f" of {limit / GB:,.0f}" if limit else ""
+        return f"{sum(sizes.values()) / GB:.1f}{of_limit} ({parts or 'nothing large'})"
+
+    print(
+        f"GB of a host with {topology.host_chips} chips: memory {listed(space.memory, space.memory_limit)}, "
+        f"disk {listed(space.disk, space.disk_limit)}"
+    )
+    for line in space.excess:
+        print(line)
 
 
 def print_memory(name: str, topology: Topology, memory: ResidentMemory) -> None:
@@ -197,12 +275,24 @@ def print_memory(name: str, topology: Topology, memory: ResidentMemory) -> None:
 
 
 def print_estimate(
-    config: RunConfig, workload: Workload, topology: Topology, phases: Sequence[Phase]
+    config: RunConfig,
+    workload: Workload,
+    topology: Topology,
+    sampling: Sequence[Phase],
+    training: Sequence[Phase],
+    host: HostTime | None,
 ) -> dict[str, Any]:
     """Prints the time of a step by phase and of the run; returns them for JSON."""
     trajectories = config.rl.prompts_per_step * config.rl.group_size
-    contexts, total = trajectories * workload.contexts, sum(phase.seconds for phase in phases)
-    seconds = total / workload.efficiency
+    contexts = trajectories * workload.contexts
+    phases = [*sampling, *training]
+    device_seconds = sum(phase.seconds for phase in phases)
+    rollout_seconds = sum(phase.seconds for phase in sampling)
+    seconds = device_seconds / workload.efficiency
+    if host:
+        phases.insert(len(sampling), Phase("host", host=host.waited(rollout_seconds)))
+        seconds += host.waited(rollout_seconds / workload.efficiency)
+    total = sum(phase.seconds for phase in phases)
     hours = seconds * config.rl.steps / 3600
     estimate = {"step_seconds": seconds, "tokens_per_second": contexts * workload.context_tokens / seconds}
     estimate |= {"hours": hours, "chip_hours": hours * topology.chips}
@@ -210,15 +300,20 @@ def print_estimate(
         f"\nstep: {trajectories:,} trajectories, {contexts:,.0f} contexts of "
         f"{workload.context_tokens:,.0f} tokens ({workload.generated_tokens:,.0f} generated), "
         f"{roofline.rows_per_step(config, workload):,.0f} rows; assumptions, see --workload\n"
-        f"{PHASE_ROW.format('seconds at peak rates', *Phase._fields[1:], 'bound by')}"
+        f"{PHASE_ROW.format('seconds at peak rates', *PHASE_COLUMNS, 'bound by')}"
     )
     for phase in phases:
-        limits = ("?" if seconds is None else f"{seconds:.2f}" for seconds in phase[1:])
+        limits = (f"{phase.limits[name]:.2f}" if name in phase.limits else "?" for name in PHASE_COLUMNS)
         print(PHASE_ROW.format(phase.name, *limits, phase.bound))
+    if host:
+        print(
+            f"host: {host.rollout:.2f} s of rollouts, {host.hidden(rollout_seconds):.2f} of them hidden behind the "
+            f"devices; {host.between:.2f} s before the update, which nothing hides"
+        )
     print(
-        f"total {total:.1f} s; at an assumed {workload.efficiency:.0%} of the roofline {seconds:.1f} s per step, "
-        f"{estimate['tokens_per_second']:,.0f} tokens/s, {config.rl.steps} steps in {hours:.1f} hours, "
+        f"total {total:.1f} s; with devices at an assumed {workload.efficiency:.0%} of the roofline {seconds:.1f} s "
+        f"per step, {estimate['tokens_per_second']:,.0f} tokens/s, {config.rl.steps} steps in {hours:.1f} hours, "
         f"{estimate['chip_hours']:,.0f} chip-hours"
     )
-    times = [phase._asdict() | {"seconds": phase.seconds, "bound": phase.bound} for phase in phases]
+    times = [asdict(phase) | {"seconds": phase.seconds, "bound": phase.bound} for phase in phases]
     return {"phases": times, **estimate, "workload": asdict(workload)}

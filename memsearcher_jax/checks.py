@@ -16,9 +16,10 @@ from memsearcher_jax.ranges import contains, describe
 from memsearcher_jax.training.config import TeacherConfig, TrainingConfig, learning_rate_plan
 
 
-def check(config: RunConfig) -> RunConfig:
+def check(config: RunConfig, *, needs_weights: bool = True) -> RunConfig:
     """Returns the config, or raises ValueError with one line that names the setting and a way out.
 
+    `needs_weights`: whether adapters need the weights that they belong to; a plan knows their shapes without them.
     `rl.setup` checks what needs templates, files or devices.
     """
     check_ranges(config)
@@ -27,6 +28,10 @@ def check(config: RunConfig) -> RunConfig:
     rules = (_rl_errors, _model_errors, _sampling_errors, _training_errors, _teacher_errors)
     for error in chain.from_iterable(rule(config.resolved()) for rule in rules):
         raise ValueError(error)
+    if needs_weights and (config.model.lora_rank or config.model.adapter) and not config.model.path:
+        raise ValueError(
+            "model.lora_rank and model.adapter need the weights that the adapters belong to: set model.path"
+        )
     return config
 
 
@@ -143,8 +148,6 @@ def _model_errors(config: RunConfig) -> Iterator[str]:
     context_tokens = config.sampling.context_tokens
     if model.heads % model.kv_heads:
         yield f"model.heads {model.heads} is no multiple of model.kv_heads {model.kv_heads}"
-    if (model.lora_rank or model.adapter) and not model.path:
-        yield "model.lora_rank and model.adapter need the weights that the adapters belong to: set model.path"
     if not model.lora_targets or len(set(model.lora_targets)) < len(model.lora_targets):
         yield "model.lora_targets is empty or names a projection twice: name each projection once"
     positions = model.max_positions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,7 +29,10 @@ def make_meshes(config: RunConfig, devices: Sequence[Device], local_devices: Seq
     tensor = config.sampling.tensor
     slots = config.sampling.slots
     if len(local_devices) % tensor:
-        raise ValueError(f"sampling.tensor {tensor} does not divide the {len(local_devices)} devices of a host")
+        raise ValueError(
+            f"sampling.tensor {tensor} does not divide the {len(local_devices)} devices of a host: "
+            f"set it to {math.gcd(tensor, len(local_devices))} (plan_tpu.py --suggest chooses it)"
+        )
     local = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, tensor=tensor), local_devices)
     sharding.check_divides(config.model, dict(local.shape))
     replicas = local.shape["data"]

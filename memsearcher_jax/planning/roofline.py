@@ -14,7 +14,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from memsearcher_jax.config import RunConfig, agent_of
 from memsearcher_jax.model.config import ModelConfig
@@ -75,6 +75,15 @@ class Workload:
     """Tokens per context that are prefilled, without cached prefixes."""
     packing_efficiency: PositiveFraction = 0.995
     """Share of a packed row that holds tokens."""
+    host_ms: NonNegative = 10.0
+    """CPU milliseconds of the host per trajectory while it is rolled out, as benchmarks/host.py measures them."""
+    between_ms: NonNegative = 4.5
+    """The same after the rollout, for the trajectories of one host: rewards, advantages, compression (--between)."""
+    packing_ms: NonNegative = 1.1
+    """The same before the update, for the trajectories of all hosts: the exchange, and packing (--between)."""
+    passages: NonNegative = 21_015_324.0
+    """Passages of the index that each host searches. Default: those of the 2018 Wikipedia for the preset of a published
+    model, 0 for others and where retrieval.url names a service."""
     efficiency: PositiveFraction = 0.45
     """Share of the roofline that a run reaches."""
 
@@ -86,6 +95,8 @@ class Workload:
         for name in values:
             if name.endswith("_tokens"):
                 values[name] *= share
+        if not config.published_model or config.retrieval.url or not agent_of(config).searches:
+            values["passages"] = 0.0
         for name, value in asdict(self).items():
             if value != getattr(Workload, name):
                 values[name] = value
@@ -103,28 +114,40 @@ ONE_CONTEXT = Workload(
 """The same turns in one context, which has no memories."""
 
 
-class Phase(NamedTuple):
+@dataclass(frozen=True)
+class Phase:
     """A phase of a step: the seconds of each limit."""
 
     name: str
-    compute: float
-    memory: float
-    links: float
+    compute: float = 0.0
+    memory: float = 0.0
+    links: float = 0.0
     operations: float | None = None  # the compiler's estimate of the cycles of its operations; None: unknown
+    host: float = 0.0  # in which the devices wait for the host
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The known limits by name."""
+        seconds = asdict(self)
+        del seconds["name"]
+        return {name: limit for name, limit in seconds.items() if limit is not None}
 
     @property
     def seconds(self) -> float:
-        return max(seconds for seconds in self[1:] if seconds is not None)
+        return max(self.limits.values())
 
     @property
     def bound(self) -> str:
-        return self._fields[1:][self[1:].index(self.seconds)]
+        """The largest limit."""
+        limits = self.limits
+        return max(limits, key=lambda name: limits[name])
 
 
 @dataclass(frozen=True)
 class Topology:
     """The devices of a run, which need not be present."""
 
+    generation: str  # in CHIPS or GPUS
     chip: Chip
     devices: Sequence[Any]  # of JAX
     host_devices: Sequence[Any]  # of one host
@@ -139,11 +162,15 @@ class Topology:
             old = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75")  # which JAX still reads
             chip = replace(chip, hbm_bytes=chip.hbm_bytes * float(os.environ.get("XLA_CLIENT_MEM_FRACTION", old)))
             bandwidth = bandwidth if len(devices) == len(host_devices) else NETWORK_BANDWIDTH
-        return cls(chip, devices, host_devices, bandwidth)
+        return cls(generation, chip, devices, host_devices, bandwidth)
 
     @property
     def hosts(self) -> int:
         return len(self.devices) // len(self.host_devices)
+
+    @property
+    def host_chips(self) -> int:
+        return len(self.host_devices) // self.chip.devices
 
     @property
     def chips(self) -> int:

@@ -20,8 +20,9 @@ from jax.stages import Lowered
 
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.hosts.meshes import Meshes
-from memsearcher_jax.model import sharding
+from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import ModelConfig
+from memsearcher_jax.ops.kernel_errors import way_around_kernels
 from memsearcher_jax.planning.hlo import Work, count_work
 from memsearcher_jax.planning.roofline import CHIPS, GIB, GPUS, Topology, scoring_passes
 from memsearcher_jax.runs.load_weights import teacher_model
@@ -38,6 +39,11 @@ Notify = Callable[[str], object]  # gets the program that begins to compile
 
 class DoesNotFitError(Exception):
     """A program exceeds the memory of a device. The message is one line."""
+
+    def __init__(self, reason: str, needed_bytes: float):
+        """`needed_bytes`: those of a device, as far as they are known."""
+        super().__init__(reason)
+        self.needed_bytes = needed_bytes
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ class ResidentMemory:
     base: int  # LoRA: the frozen weights, always there
     reference: int  # or the teacher: always there, or only while it is used (`training.offload_reference`)
     training: int  # while the state is updated or published
+    gradients: int  # during an update: the sum over its micro-batches
     sampler_params: int  # during rollouts
     slots: int  # during rollouts: the sampler's KV cache and state
     rollout: int  # while contexts are sampled
@@ -87,9 +94,13 @@ def find_topology(name: str) -> Topology:
     return Topology.of(generation, lengths, devices, host.devices)
 
 
-def resident_memory(config: RunConfig, meshes: Meshes) -> ResidentMemory:
-    """Computed from shapes, without compiling."""
+def resident_memory(config: RunConfig, meshes: Meshes, *, trains: bool = True) -> ResidentMemory:
+    """Computed from shapes, without compiling. `trains`: whether the devices also train what they sample from."""
     model = config.model
+    sampler_params = _device_bytes(model_runner.abstract_params(model, config.sampling, meshes.local))
+    slots = _device_bytes(model_runner.abstract_cache(model, config.sampling, meshes.local))
+    if not trains:
+        return ResidentMemory(0, 0, 0, 0, 0, sampler_params, slots, rollout=sampler_params + slots)
     trained = update.abstract_state(model, update.make_optimizer(config.training), meshes.train)
     state = _device_bytes(trained.params) + _device_bytes(trained.opt_state)
     base = _device_bytes(_compute_params(model, meshes.train)) if model.lora_rank else 0
@@ -98,13 +109,12 @@ def resident_memory(config: RunConfig, meshes: Meshes) -> ResidentMemory:
     scored_by = teacher_model(config) if config.teacher.path else model
     reference = _device_bytes(_compute_params(scored_by, meshes.train)) if is_kept else 0
     training = state + base + (0 if config.training.offload_reference else reference)
-    sampler_params = _device_bytes(model_runner.abstract_params(model, config.sampling, meshes.local))
-    slots = _device_bytes(model_runner.abstract_cache(model, config.sampling, meshes.local))
     return ResidentMemory(
         state=state,
         base=base,
         reference=reference,
         training=training,
+        gradients=_device_bytes(trained.params) if config.training.grad_accum_steps > 1 else 0,
         sampler_params=sampler_params,
         slots=slots,
         rollout=training + sampler_params + slots,
@@ -153,42 +163,53 @@ def training_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iter
 
     for call in calls:
         notify(f"compiling {call.name}")
-        with jax.set_mesh(mesh):
+        with jax.set_mesh(mesh), way_around_kernels("model.attention"):
             lowered = call.program.lower(*call.arguments)
-        yield _compile(call.name, lowered, call.others)
+        yield _compile(call.name, lowered, call.others, "model.attention")
 
 
-def sampling_programs(config: RunConfig, meshes: Meshes, notify: Notify) -> Iterator[Program]:
-    """The programs of a host's sampler, then the publishing of weights to all samplers. Raises DoesNotFitError."""
+def sampling_programs(config: RunConfig, meshes: Meshes, notify: Notify, *, trains: bool = True) -> Iterator[Program]:
+    """The programs of a host's sampler, then, if the run trains, the publishing of weights to all samplers.
+
+    Raises DoesNotFitError.
+    """
     model = config.model
     sampling = config.sampling
     local = meshes.local
-    memory = resident_memory(config, meshes)
+    memory = resident_memory(config, meshes, trains=trains)
     for name, lowered in model_runner.lower_programs(model, sampling, local):
         own = memory.slots if name == "copy_pages" else memory.slots + memory.sampler_params
         notify(f"compiling {name.partition(',')[0]}")
-        yield _compile(name, lowered, memory.rollout - own, "rollout", sampling.decode_steps_per_call)
+        yield _compile(
+            name, lowered, memory.rollout - own, "sampling.attention", "rollout", sampling.decode_steps_per_call
+        )
+    if not trains:
+        return
     # The sampler has released its old weights and its slots.
     weights = sharding.abstract_params(model, meshes.train, model.compute_dtype if model.lora_rank else None)
     dtype = sampling.weights_dtype(model.compute_dtype)
     program = sharding.publish_program(model, local, tuple(meshes.train.devices.flat), dtype)
     own = 0 if model.lora_rank else _device_bytes(weights)  # LoRA merges a copy
     notify("compiling publish")
-    yield _compile("publish", program.lower(weights), memory.training - own)
+    yield _compile("publish", program.lower(weights), memory.training - own, "model.attention")
 
 
-def _compile(name: str, lowered: Lowered, others: int, phase: str = "", unknown_trips: int = 1) -> Program:
-    """`others`: bytes that the run keeps allocated meanwhile, besides the arguments. `phase`: by default the name."""
-    try:
-        compiled = lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        line = str(error).splitlines()[0]
-        reason = line[max(line.rfind("Ran out of"), 0) :]
-        # The compiler's 15.75G in the unit of the plan.
-        reason = re.sub(r"([0-9.]+)G", lambda size: f"{float(size[1]) * GIB / 1e9:.2f} GB", reason)
-        raise DoesNotFitError(f"{name}: {reason}") from error
+def _compile(
+    name: str, lowered: Lowered, others: int, attention: str, phase: str = "", unknown_trips: int = 1
+) -> Program:
+    """Compiles a program.
+
+    `others`: bytes that the run keeps allocated meanwhile, besides the arguments. `attention`: the setting that chooses
+    its kernels. `phase`: by default the name. Raises DoesNotFitError and KernelError.
+    """
+    with way_around_kernels(attention):
+        try:
+            compiled = lowered.compile()
+        except jax.errors.JaxRuntimeError as error:
+            first_line = str(error).splitlines()[0]  # the others list what is allocated, kernels among it
+            if "RESOURCE_EXHAUSTED" not in first_line or "vmem" in first_line:
+                raise
+            raise _does_not_fit(name, first_line, others) from error
     text = None
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # not every compiler writes every program as text
         text = compiled.as_text()
@@ -197,6 +218,20 @@ def _compile(name: str, lowered: Lowered, others: int, phase: str = "", unknown_
     assert memory is not None, "the compiler for TPUs reports memory"
     peak = memory.peak_memory_in_bytes
     return Program(name, phase or name, peak, peak + others, work)
+
+
+def _does_not_fit(name: str, line: str, others: int) -> DoesNotFitError:
+    """The compiler's line about a device's memory in the unit of the plan; it writes GiB as G."""
+    reason = line[max(line.rfind("Ran out of"), 0) :]
+    reason = re.sub(r"([0-9.]+)G", lambda size: f"{float(size[1]) * GIB / 1e9:.2f} GB", reason)
+    used = re.search(r"Used ([0-9.]+)G", line)
+    needed = float(used[1]) * GIB + others if used else 0.0
+    return DoesNotFitError(f"{name}: {reason}", needed)
+
+
+def count_weights(model: ModelConfig) -> int:
+    """The numbers of a model."""
+    return sum(math.prod(weight.shape) for weight in jax.tree.leaves(qwen.param_specs(model)))
 
 
 def _compute_params(model: ModelConfig, mesh: Mesh) -> sharding.Params:

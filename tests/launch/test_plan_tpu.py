@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 
 import jax
 import pytest
@@ -14,6 +15,8 @@ from memsearcher_jax.launch import cli, plan_tpu
 from memsearcher_jax.launch.pod.tpu_slices import find_slice
 from memsearcher_jax.planning import roofline, tpu_plan
 from memsearcher_jax.planning.hlo import Work
+from memsearcher_jax.planning.host import HostTime
+from memsearcher_jax.planning.planner import Planner
 from memsearcher_jax.planning.roofline import Phase, Workload
 from memsearcher_jax.planning.tpu_plan import ResidentMemory
 
@@ -56,20 +59,39 @@ def plan(start, tmp_path):
 def test_the_printed_plan(capsys):
     """The numbers are arbitrary and distinct."""
     config, topology = RunConfig(), roofline.Topology.of("v6e", (4, 8), range(32), range(4))
-    memory = ResidentMemory(*(size * 10**9 for size in (3, 0, 4, 7, 5, 6, 18)))
+    memory = ResidentMemory(*(size * 10**9 for size in (3, 0, 4, 7, 1, 5, 6, 18)))
     plan_tpu.print_memory("v6e:4x8", topology, memory)
-    phases = [Phase("decode", 1, 28, 2), Phase("update", 22, 3, 4, 5)]
-    estimate = plan_tpu.print_estimate(config, Workload(efficiency=0.5), topology, phases)
+    sampling = [Phase("decode", 1, 28, 2)]
+    training = [Phase("update", 22, 3, 4, 5)]
+    estimate = plan_tpu.print_estimate(config, Workload(efficiency=0.5), topology, sampling, training, None)
     output = " ".join(capsys.readouterr().out.split())
     assert "32 chips of 8 hosts, 32 devices with 33.54 GB each" in output
-    kept = "state 3.00, base 0.00, reference 4.00, training 7.00, sampler params 5.00, slots 6.00, rollout"
-    assert f"GB that stay allocated on a device: {kept} 18.00" in output
-    assert "decode 1.00 28.00 2.00 ? memory" in output and "update 22.00 3.00 4.00 5.00 compute" in output
-    assert "total 50.0 s; at an assumed 50% of the roofline 100.0 s per step, " in output
+    kept = "state 3.00, base 0.00, reference 4.00, training 7.00, gradients 1.00, sampler params 5.00, slots 6.00"
+    assert f"GB that stay allocated on a device: {kept}, rollout 18.00" in output
+    assert "decode 1.00 28.00 2.00 ? 0.00 memory" in output and "update 22.00 3.00 4.00 5.00 0.00 compute" in output
+    assert "total 50.0 s; with devices at an assumed 50% of the roofline 100.0 s per step, " in output
     assert estimate["step_seconds"] == 100
     assert estimate["tokens_per_second"] == 1_280 * 3.5 * 1_340 / 100
     assert estimate["hours"] == config.rl.steps / 36 and estimate["chip_hours"] == 32 * estimate["hours"]
-    assert estimate["phases"][1] == {**phases[1]._asdict(), "seconds": 22, "bound": "compute"}
+    assert estimate["phases"][1] == {**asdict(training[0]), "seconds": 22, "bound": "compute"}
+
+
+def test_a_step_has_the_seconds_in_which_devices_wait_for_the_host(capsys):
+    """Of 40 s of host time in rollouts, 28 are hidden at peak rates, and all where the devices take twice as long."""
+    config = RunConfig()
+    topology = roofline.Topology.of("v6e", (4, 8), range(32), range(4))
+    sampling = [Phase("decode", 1, 28, 2)]
+    host = HostTime(rollout=40.0, between=3.0, overlaps=True)
+    estimate = plan_tpu.print_estimate(
+        config, Workload(efficiency=0.5), topology, sampling, [Phase("update", 22)], host
+    )
+    output = " ".join(capsys.readouterr().out.split())
+    assert [phase["name"] for phase in estimate["phases"]] == ["decode", "host", "update"]
+    assert estimate["phases"][1]["bound"] == "host" and estimate["phases"][1]["seconds"] == 15
+    assert "host 0.00 0.00 0.00 ? 15.00 host" in output
+    assert "host: 40.00 s of rollouts, 28.00 of them hidden behind the devices; 3.00 s before the update" in output
+    assert "total 65.0 s; with devices at an assumed 50% of the roofline 103.0 s per step" in output
+    assert estimate["step_seconds"] == 103
 
 
 def test_gpus_are_planned_by_formula(tmp_path, capsys):
@@ -100,12 +122,13 @@ def test_a_program_without_text_is_named_and_its_operations_are_unknown(monkeypa
     flags = cli.parse(plan_tpu.PlanTpu, ["--config", "nano", "--what", "sample"])
     topology = roofline.Topology.of("v5e", (1,), jax.devices()[:1], jax.devices()[:1])
     programs = [tpu_plan.Program("decode", "rollout", 1, 2, None), tpu_plan.Program("publish", "x", 1, 2, Work(3, 4e6))]
-    monkeypatch.setattr(tpu_plan, "sampling_programs", lambda *_: programs)
-    plan_tpu.plan_run(flags.run, flags, topology, print)
+    monkeypatch.setattr(tpu_plan, "sampling_programs", lambda *_, **__: programs)
+    planner = Planner(topology, Workload(), False, True, print, plan_tpu.print_program, print)
+    plan_tpu.plan_run(flags.run, flags, planner)
     output = " ".join(capsys.readouterr().out.split())
     assert "decode 0.00 0.00 ? ? publish 0.00 0.00 3 4.0" in output
     assert "the compiler does not write as text: decode. Their operations are not counted" in output
-    assert re.search(r"decode \d+\.\d\d \d+\.\d\d 0\.00 \? memory", output)
+    assert re.search(r"decode \d+\.\d\d \d+\.\d\d 0\.00 \? 0\.00 memory", output)
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_a_teacher_has_a_phase_and_memory_in_the_place_of_the_reference():
     assert phases[0].compute < reference.compute / 100
     meshes = make_meshes(taught, jax.devices(), jax.local_devices())
     size = (located("package:tiny") / "model.safetensors").stat().st_size
-    planned = [resident_memory(one, meshes).reference for one in (taught, config)]
+    planned = [resident_memory(planned, meshes).reference for planned in (taught, config)]
     assert planned[0] == pytest.approx(size / 8, rel=0.1) and planned[1] > 100 * planned[0]
 
 
@@ -177,4 +177,13 @@ def test_the_default_workload_fits_the_contexts_of_the_run():
     tiny = Workload(generated_tokens=40).of_run(load_preset("tiny"))
     assert (tiny.contexts, tiny.context_tokens, tiny.generated_tokens) == (3.5, 360, 40)
     assert tiny.prefilled_tokens == pytest.approx(640 * 360 / 1_340)
-    assert Workload().of_run(CONFIG) == Workload()
+    published = replace(CONFIG, published_model=True)
+    assert Workload().of_run(published) == Workload()
+
+
+def test_an_index_of_wikipedia_is_assumed_for_published_models_without_a_service():
+    published = replace(CONFIG, published_model=True)
+    served = replace(published, retrieval=replace(CONFIG.retrieval, url="http://127.0.0.1:8000"))
+    passages = [Workload().of_run(config).passages for config in (published, served, CONFIG)]
+    assert passages == [21_015_324, 0, 0]
+    assert Workload(passages=9_000).of_run(CONFIG).passages == 9_000
