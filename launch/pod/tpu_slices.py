@@ -2,8 +2,8 @@
 
 Sources: node labels, machines, topologies and hosts from cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus;
 accelerator types and what their number counts from cloud.google.com/tpu/docs (the pages v4, v5e, v5p, v6e). Compared
-with AI-Hypercomputer/xpk, src/xpk/core/system_characteristics.py, which has 2x4 of v5e and v6e as two hosts of 4 chips;
-here it is the one host of 8 that a TPU VM of that type is.
+with AI-Hypercomputer/xpk, src/xpk/core/system_characteristics.py, whose 2x4 of v5e and v6e is two hosts of 4 chips: that
+is 2x4-4t here, and 2x4 is the one host of 8 that a TPU VM of that type is.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 PLANES = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
-CUBES = "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16"
-HOST_CHIPS = {"1x1": 1, "2x4": 8}  # of one host; others have 4
+CUBES = "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x4x12 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16"
+HOST_CHIPS = {"1x1": 1, "1x1x1": 1, "2x4": 8}  # of one host; others have 4
+TWO_HOSTS = "-4t"  # after a topology: on machines of four chips, so that 2x4 is two hosts; only GKE has it
 
 
 @dataclass(frozen=True)
@@ -33,33 +34,83 @@ class CloudSlice:
     runtime_version: str  # software of TPU VMs
 
 
-def _slices(
-    generation: str, topologies: str, label: str, machine: str, vm: str = "", runtime: str = "", *, cores=1, devices=1
-) -> dict[str, CloudSlice]:
-    """`vm`: the accelerator type without its number, which counts `cores` of a chip; `devices`: of JAX, per chip."""
+@dataclass(frozen=True)
+class Generation:
+    """What the slices of one generation share."""
+
+    gke_accelerator: str
+    machine: str  # without the number of its chips
+    devices_per_chip: int = 1  # of JAX
+    accelerator_type: str = ""  # without its number
+    counted_cores: int = 1  # of a chip, in the number of an accelerator type
+    runtime_version: str = ""
+
+
+V4 = Generation(
+    "tpu-v4-podslice",
+    "ct4p-hightpu",
+    accelerator_type="v4",
+    counted_cores=2,
+    runtime_version="tpu-ubuntu2204-base",
+)
+V5E = Generation(
+    "tpu-v5-lite-podslice",
+    "ct5lp-hightpu",
+    accelerator_type="v5litepod",
+    runtime_version="v2-alpha-tpuv5-lite",
+)
+V5P = Generation(
+    "tpu-v5p-slice",
+    "ct5p-hightpu",
+    accelerator_type="v5p",
+    counted_cores=2,
+    runtime_version="v2-alpha-tpuv5",
+)
+V6E = Generation(
+    "tpu-v6e-slice",
+    "ct6e-standard",
+    accelerator_type="v6e",
+    runtime_version="v2-alpha-tpuv6e",
+)
+TPU7X = Generation("tpu7x", "tpu7x-standard", devices_per_chip=2)
+
+
+def _slices(name: str, generation: Generation, topologies: str) -> dict[str, CloudSlice]:
+    """The slices of a generation by their names."""
     slices = {}
-    for topology in topologies.split():
-        chips, own = math.prod(map(int, topology.split("x"))), HOST_CHIPS.get(topology, 4)
-        accelerator_type, hosts = f"{vm}-{chips * cores}" if vm else "", chips // own
-        of_machine = f"{machine}-{own}t", hosts, own, chips * devices
-        slices[f"{generation}:{topology}"] = CloudSlice(topology, label, *of_machine, accelerator_type, runtime)
+    for words in topologies.split():
+        topology = words.removesuffix(TWO_HOSTS)
+        chips = math.prod(map(int, topology.split("x")))
+        chips_per_host = HOST_CHIPS.get(words, 4)
+        has_type = generation.accelerator_type and words == topology
+        slices[f"{name}:{words}"] = CloudSlice(
+            topology=topology,
+            gke_accelerator=generation.gke_accelerator,
+            machine=f"{generation.machine}-{chips_per_host}t",
+            hosts=chips // chips_per_host,
+            chips_per_host=chips_per_host,
+            devices=chips * generation.devices_per_chip,
+            accelerator_type=f"{generation.accelerator_type}-{chips * generation.counted_cores}" if has_type else "",
+            runtime_version=generation.runtime_version if has_type else "",
+        )
     return slices
 
 
 SLICES = {
-    **_slices("v4", CUBES, "tpu-v4-podslice", "ct4p-hightpu", "v4", "tpu-ubuntu2204-base", cores=2),
-    **_slices("v5e", PLANES, "tpu-v5-lite-podslice", "ct5lp-hightpu", "v5litepod", "v2-alpha-tpuv5-lite"),
-    **_slices("v5p", CUBES, "tpu-v5p-slice", "ct5p-hightpu", "v5p", "v2-alpha-tpuv5", cores=2),
-    **_slices("v6e", PLANES, "tpu-v6e-slice", "ct6e-standard", "v6e", "v2-alpha-tpuv6e"),
-    **_slices("tpu7x", CUBES, "tpu7x", "tpu7x-standard", devices=2),
+    **_slices("v4", V4, CUBES),
+    **_slices("v5e", V5E, f"{PLANES} 2x4{TWO_HOSTS}"),
+    **_slices("v5p", V5P, CUBES),
+    **_slices("v6e", V6E, f"{PLANES} 2x4{TWO_HOSTS}"),
+    **_slices("tpu7x", TPU7X, f"1x1x1 {CUBES}"),
 }
 
 
 def find_slice(name: str) -> CloudSlice:
     """Raises ValueError that lists the known slices, of this generation if there is such a one."""
     if name not in SLICES:
-        generation = [known for known in SLICES if known.startswith(f"{name.partition(':')[0]}:")]
-        raise ValueError(f"--topology {name} is none of {', '.join(generation or SLICES)}")
+        generation = name.partition(":")[0]
+        of_generation = [known for known in SLICES if known.startswith(f"{generation}:")]
+        raise ValueError(f"--topology {name} is none of {', '.join(of_generation or SLICES)}")
     return SLICES[name]
 
 

@@ -24,9 +24,11 @@ SLICES = {
     "v4:8x16x16": (512, 4, "ct4p-hightpu-4t", "tpu-v4-podslice"),
     "v5e:1x1": (1, 1, "ct5lp-hightpu-1t", "tpu-v5-lite-podslice"),
     "v5e:2x4": (1, 8, "ct5lp-hightpu-8t", "tpu-v5-lite-podslice"),
+    "v5e:2x4-4t": (2, 4, "ct5lp-hightpu-4t", "tpu-v5-lite-podslice"),
     "v5e:16x16": (64, 4, "ct5lp-hightpu-4t", "tpu-v5-lite-podslice"),
     "v5p:2x2x2": (2, 4, "ct5p-hightpu-4t", "tpu-v5p-slice"),
     "v6e:4x8": (8, 4, "ct6e-standard-4t", "tpu-v6e-slice"),
+    "tpu7x:1x1x1": (1, 1, "tpu7x-standard-1t", "tpu7x"),
     "tpu7x:4x4x8": (32, 4, "tpu7x-standard-4t", "tpu7x"),
 }
 
@@ -93,7 +95,7 @@ def test_a_slice_has_its_hosts_chips_and_labels(topology):
     assert container["resources"] == {kind: {"google.com/tpu": chips} for kind in ("requests", "limits")}
     assert pod(manifest)["nodeSelector"] == {
         "cloud.google.com/gke-tpu-accelerator": label,
-        "cloud.google.com/gke-tpu-topology": topology.split(":")[1],
+        "cloud.google.com/gke-tpu-topology": topology.split(":")[1].removesuffix("-4t"),
         "node.kubernetes.io/instance-type": machine,
     }
 
