@@ -2,8 +2,8 @@
 
 Sources: node labels, machines, topologies and hosts from cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus;
 accelerator types and what their number counts from cloud.google.com/tpu/docs (the pages v4, v5e, v5p, v6e). Compared
-with AI-Hypercomputer/xpk, src/xpk/core/system_characteristics.py, whose 2x4 of v5e and v6e is two hosts of 4 chips: that
-is 2x4-4t here, and 2x4 is the one host of 8 that a TPU VM of that type is.
+with AI-Hypercomputer/xpk, src/xpk/core/system_characteristics.py, whose 2x4 of v5e and v6e is two hosts of 4 chips:
+here that is 2x4-4t, and 2x4 is the one host of 8 that a TPU VM of that type is.
 """
 
 from __future__ import annotations
