@@ -437,12 +437,11 @@ def between(flags: Flags, config: RunConfig, trajectories: Sequence[Trajectory])
         return result
 
     scored = timed("rewards", rewarded)
-    scored = [replace(one, reward=float(rng.random())) for one in scored]  # so that every group has a spread
+    scored = [replace(trajectory, reward=float(rng.random())) for trajectory in scored]  # every group has a spread
     rl = replace(config.rl, keep_constant_reward_groups=True)
     examples = timed("advantages", lambda: multi_context_advantages(scored, groups, rl))
     summaries = timed("summaries", lambda: [summarize_trajectory(trajectory) for trajectory in scored])
-    compressed = timed("compression of trajectories", lambda: compress_trajectories(scored))
-    batch = RolloutBatch(examples, summaries, RolloutStats(), compressed)
+    batch = RolloutBatch(examples, summaries, RolloutStats())
     timed("exchange, both ways", lambda: from_bytes(to_bytes(batch)))
     examples = [replace(example, advantage=float(rng.random())) for example in examples]
     examples = timed("equal examples", lambda: merge_equal(examples))
@@ -453,6 +452,8 @@ def between(flags: Flags, config: RunConfig, trajectories: Sequence[Trajectory])
     for name, spent in seconds.items():
         print(f"  {spent:6.2f}  {name}")
     print(f"  {sum(seconds.values()):6.2f}  together")
+    timed("compression of trajectories", lambda: compress_trajectories(scored))
+    print(f"  {seconds['compression of trajectories']:6.2f}  compression of trajectories, while the devices train")
 
 
 def main(flags: Flags) -> None:

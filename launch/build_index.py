@@ -51,6 +51,10 @@ class BuildIndex(cli.Command):
     """Search for the answers of these questions with the settings of a run, and write hopeless.jsonl to --out: the
     questions that the passages cannot answer. Entries as in data.test; train or test: those of the settings."""
 
+    @property
+    def use(self) -> str:
+        return "AuditCorpus" if self.audit else super().use
+
 
 class BuildProgress(contextlib.ExitStack):
     """Shows each stage of a build: on a terminal as a bar if the total is known, otherwise in a line now and then."""
@@ -67,7 +71,9 @@ class BuildProgress(contextlib.ExitStack):
             self._is_live = bool(total) and sys.stderr.isatty()
             self._bar = self.enter_context(Progress(stage, total if self._is_live else 0, done=done))
         rate = (done - self._first) / max(time.monotonic() - self._began, 1e-9)
-        line = f"{done:,}/{total:,}  {rate:,.0f} passages/s" if total else f"{done:,}" if done else ""
+        line = f"{done:,}" if done else ""
+        if total:
+            line = f"{done:,}/{total:,}  {rate:,.0f} passages/s"
         if self._is_live:
             self._bar.advance({MetricName.PASSAGES_PER_SECOND: rate}, by=done - self._done)
             self._done = done

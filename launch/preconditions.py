@@ -91,11 +91,14 @@ def libtpu_fault() -> str:
 
     The images of notebooks bring libraries of their own, with which kernels fail while they are compiled.
     """
-    required = next((found for line in metadata.requires("jax") or () if (found := _LIBTPU.match(line))), None)
+    matches = [_LIBTPU.match(line) for line in metadata.requires("jax") or ()]
+    required = next(filter(None, matches), None)
     if required is None or importlib.util.find_spec("libtpu") is None:
         return ""
     wanted = f"jax {metadata.version('jax')} requires libtpu {required[1]}{required[2]}"
-    if library := os.environ.get("TPU_LIBRARY_PATH"):
+    library = os.environ.get("TPU_LIBRARY_PATH", "")
+    folders = importlib.util.find_spec("libtpu").submodule_search_locations or []
+    if library and str(Path(library).parent) not in folders:
         return f"TPU_LIBRARY_PATH is {library}, and {wanted}: unset it, so that the installed libtpu is used"
     installed = metadata.version("libtpu")
     least = _numbers(required[2])

@@ -83,7 +83,8 @@ def _sources(path: Path) -> dict[Path, bytes]:
                 names = [alias.name for alias in statement.names]
             elif isinstance(statement, ast.ImportFrom) and statement.level == 0:
                 names = [statement.module or ""]
-            waiting += [found for name in names if (found := _beside(source.parent, name))]
+            beside = [_beside(source.parent, name) for name in names]
+            waiting += [file for file in beside if file is not None]
     return contents
 
 

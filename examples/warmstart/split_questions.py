@@ -152,9 +152,14 @@ def generate(
     with tempfile.TemporaryDirectory() as folder:
         run = prepare(config, Path(folder), training=False, questions=problems)
         demonstrated = demonstrate(run, problems, QuestionDemonstrator)
-    problems = [one.trajectory.problem for one in demonstrated if is_right(one)][:count]  # all kinds of facts in turn
+    answered = [demonstration.trajectory.problem for demonstration in demonstrated if is_right(demonstration)]
+    problems = answered[:count]  # all kinds of facts in turn
     fresh = without_shared(problems, train)
-    while len(closed := without_shared(fresh, [problem for problem in problems if problem not in fresh])) < len(fresh):
+    while True:
+        others = [problem for problem in problems if problem not in fresh]
+        closed = without_shared(fresh, others)
+        if len(closed) == len(fresh):
+            break
         fresh = closed
     for_rl, _ = split(fresh, (min(len(problems) // RL_SHARE, len(fresh)),), config.seed)
     chosen = {problem.id for problem in for_rl}

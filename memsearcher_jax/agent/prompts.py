@@ -99,8 +99,11 @@ class Prompts:
     @classmethod
     def parse(cls: type[PromptSet], *, system: str, **templates: str) -> PromptSet:
         """A set from texts in place of files. Raises ValueError for slots that no file of that name has."""
-        known = {name: [slots[name] for slots in TEMPLATE_SLOTS.values() if name in slots] for name in templates}
-        return cls(system, **{name: _split(name, text, *known[name]) for name, text in templates.items()})
+        pieces = {}
+        for name, text in templates.items():
+            known = [slots[name] for slots in TEMPLATE_SLOTS.values() if name in slots]
+            pieces[name] = _split(name, text, *known)
+        return cls(system, **pieces)
 
     def with_tools(self: PromptSet, schemas: Sequence[Mapping[str, Any]]) -> PromptSet:
         """The set whose system message also describes these tools, by their JSON schemas."""

@@ -84,7 +84,8 @@ def lower_programs(model: ModelConfig, settings: SamplingConfig, mesh: Mesh) -> 
         state = jax.eval_shape(_empty_state(settings, mesh))
     params = abstract_params(model, settings, mesh)
     steps = Scheduler(settings, replica_count(mesh)).warm_up_steps()
-    copies, *prefills = steps[0].calls
+    copies = steps[0].calls[0]
+    prefills = steps[0].calls[1:]
     largest = steps[-1].decode
 
     def abstract(x: np.ndarray) -> jax.ShapeDtypeStruct:

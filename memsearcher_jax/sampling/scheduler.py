@@ -217,11 +217,10 @@ class Scheduler:
             return ScheduledStep(calls, None, {})
         most = max(map(len, decoding))
         size = next(size for size in self._batch_sizes if size >= most)
-        rows = {
-            replica * size + row: DecodedRow(context, context.generation)
-            for replica, contexts in enumerate(decoding)
-            for row, context in enumerate(contexts)
-        }
+        rows: dict[int, DecodedRow] = {}
+        for replica, contexts in enumerate(decoding):
+            for row, context in enumerate(contexts):
+                rows[replica * size + row] = DecodedRow(context, context.generation)
         call = self._decode_call(rows, size)
         for context, _ in rows.values():
             context.calls_in_flight += 1

@@ -101,10 +101,10 @@ def make_streams(config: SyntheticStreamConfig) -> dict[str, tuple[Problem, ...]
         rng = named_random(config.seed, "streams", split, str(number))
         return Problem.of_stream(f"{split}_{number}", _make_story(config, rng, names, chunks).stream)
 
-    return {
-        split: tuple(problem(split, number, chunks) for number, chunks in enumerate(counts))
-        for split, counts in lengths.items()
-    }
+    problems = {}
+    for split, counts in lengths.items():
+        problems[split] = tuple(problem(split, number, chunks) for number, chunks in enumerate(counts))
+    return problems
 
 
 def make_stories(config: SyntheticStreamConfig, count: int) -> list[Story]:

@@ -27,10 +27,7 @@ class SearchClient(JsonClient):
             documents_QN, scores_QN = response
             if not len(documents_QN) == len(scores_QN) == len(queries):
                 raise ValueError(f"{len(documents_QN)} rankings for {len(queries)} queries")
-            return [
-                [_passage(document, score) for document, score in zip(documents_N, scores_N, strict=True)]
-                for documents_N, scores_N in zip(documents_QN, scores_QN, strict=True)
-            ]
+            return [_ranking(*of_query) for of_query in zip(documents_QN, scores_QN, strict=True)]
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise RequestRejected(f"{self.url} did not return passages ({error})") from error
 
@@ -52,6 +49,10 @@ class SearchClient(JsonClient):
 def clean_query(query: str) -> str:
     """The part of a query that is searched."""
     return encodable(query[:MAX_QUERY_CHARS])
+
+
+def _ranking(documents_N: list[dict[str, Any]], scores_N: list[float]) -> list[Passage]:
+    return [_passage(document, score) for document, score in zip(documents_N, scores_N, strict=True)]
 
 
 def _passage(document: dict[str, Any], score: float) -> Passage:
