@@ -3,15 +3,18 @@
 A template mixes markup with what people, pages and tools wrote. Only the markup may become control tokens. So a
 conversation is rendered with a mark in the place of every text, and the texts between the marks are encoded apart:
 those of the template as markup, those of the messages as outside text, whose `<|im_start|>` stays plain text.
+
+So what the template writes depends on the shape of a conversation alone: on its roles, numbers of texts and tool calls.
+The conversations of a rollout share few shapes, and each is rendered once.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -19,7 +22,9 @@ from tokenizers import Tokenizer
 from memsearcher_jax.model.hf_config import transformers
 from memsearcher_jax.tokenizer import FIXED_DATE, ChatTokenizer
 
-_MARK = re.compile("\ue000([0-9]+)\ue001")  # private characters, which the texts cannot hold: see `_Texts.mark`
+_MARK = re.compile("\ue000([0-9]+)\ue001")  # private characters, in the place of a text with this number
+KEPT_SHAPES = 1_024  # rendered conversations that a template keeps
+KEPT_MARKUP = 4_096  # texts of the template whose ids it keeps
 
 DEFAULT_TEMPLATE = """\
 {%- if tools %}
@@ -78,15 +83,17 @@ class ChatMessage:
         return "".join(self.parts)
 
 
-class _Texts:
-    """The texts of a conversation, in whose places the template sees marks."""
+@dataclass(frozen=True)
+class _MessageShape:
+    """What a template sees of a message, in which the texts are marks."""
 
-    def __init__(self) -> None:
-        self.texts: list[str] = []
+    role: str
+    texts: int
+    tool_calls: tuple[ToolCall, ...] = ()
 
-    def mark(self, text: str) -> str:
-        self.texts.append(text)
-        return f"\ue000{len(self.texts) - 1}\ue001"
+    @classmethod
+    def of(cls, message: ChatMessage) -> _MessageShape:
+        return cls(message.role, len(message.parts), message.tool_calls)
 
 
 @dataclass(frozen=True)
@@ -114,9 +121,8 @@ class ChatTemplate:
 
         Raises ValueError in one line if the template refuses the messages.
         """
-        texts = _Texts()
-        rendered = self._render([_marked(message, texts) for message in messages], tools)
-        return self._encode(rendered, texts.texts, prefill)
+        rendered = self._rendered(tuple(map(_MessageShape.of, messages)), json.dumps(tools))
+        return self._encode(rendered, _texts_of(messages), prefill)
 
     def continuation_ids(
         self,
@@ -131,35 +137,49 @@ class ChatTemplate:
 
         `ended`: whether the ids of the reply end with its end token. Raises ValueError as `prompt_ids`.
         """
-        texts = _Texts()
-        marked = [_marked(message, texts) for message in messages[: -new - 1]]
-        # Its tool calls are part of the ids: the reply is one text.
-        marked.append({"role": "assistant", "content": texts.mark("")})
-        reply_mark = f"\ue000{len(texts.texts) - 1}\ue001"
-        marked += [_marked(message, texts) for message in messages[-new:]]
-        _, found, rendered = self._render(marked, tools).rpartition(reply_mark)
+        earlier = messages[: -new - 1]
+        # The tool calls of the reply are part of its ids: it is one text.
+        reply = ChatMessage("assistant", ("",))
+        conversation = (*earlier, reply, *messages[-new:])
+        rendered = self._rendered(tuple(map(_MessageShape.of, conversation)), json.dumps(tools))
+        _, found, rendered = rendered.rpartition(_mark(len(_texts_of(earlier))))
         if not found:
             raise ValueError("the chat template drops an earlier reply: start a new conversation")
         if ended:
             rendered = rendered.removeprefix(self.tokenizer.end_tokens[0])
-        return self._encode(rendered, texts.texts, prefill)
+        return self._encode(rendered, _texts_of(conversation), prefill)
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+    @cached_property
+    def _rendered(self) -> Callable[[tuple[_MessageShape, ...], str], str]:
+        return lru_cache(KEPT_SHAPES)(self._render)
+
+    @cached_property
+    def _markup_ids(self) -> Callable[[str], tuple[int, ...]]:
+        return lru_cache(KEPT_MARKUP)(self.tokenizer.encode_markup)
+
+    def _render(self, shapes: Sequence[_MessageShape], tools: str) -> str:
+        """A conversation with a mark for each of its texts. `tools`: JSON."""
+        messages = []
+        texts = 0
+        for shape in shapes:
+            content = "".join(map(_mark, range(texts, texts + shape.texts)))
+            texts += shape.texts
+            fields: dict[str, Any] = {"role": shape.role, "content": content}
+            if shape.tool_calls:
+                calls = [{"name": call.name, "arguments": call.arguments_object} for call in shape.tool_calls]
+                functions = [{"type": "function", "function": call} for call in calls]
+                fields["tool_calls"] = _without_markup(functions, self.tokenizer)
+            messages.append(fields)
         try:
             return self._library.apply_chat_template(
-                [self._without_markup_of_calls(message) for message in messages],
-                tools=[_without_markup(tool, self.tokenizer) for tool in tools] or None,
+                messages,
+                tools=_without_markup(json.loads(tools), self.tokenizer) or None,
                 chat_template=self._template,
                 tokenize=False,
                 add_generation_prompt=True,
             )
         except Exception as error:  # of jinja, or of the template itself
             raise ValueError(f"the chat template refuses the messages: {' '.join(str(error).split())}") from error
-
-    def _without_markup_of_calls(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        if "tool_calls" not in message:
-            return message
-        return {**message, "tool_calls": _without_markup(message["tool_calls"], self.tokenizer)}
 
     def _encode(self, rendered: str, texts: Sequence[str], prefill: str) -> tuple[int, ...]:
         """The ids of a rendered conversation, whose marks stand for `texts`."""
@@ -168,12 +188,20 @@ class ChatTemplate:
             rendered += prefill
         ids: list[int] = []
         for text, number in _split_marks(rendered):
-            ids += self.tokenizer.encode_markup(text)
+            ids += self._markup_ids(text)
             if number is not None:
                 ids += self.tokenizer.encode_untrusted(texts[number])
         if has_markup:
             ids += self.tokenizer.encode_untrusted(prefill)
         return tuple(ids)
+
+
+def _mark(number: int) -> str:
+    return f"\ue000{number}\ue001"
+
+
+def _texts_of(messages: Sequence[ChatMessage]) -> list[str]:
+    return [text for message in messages for text in message.parts]
 
 
 def _split_marks(rendered: str) -> Iterator[tuple[str, int | None]]:
@@ -183,17 +211,6 @@ def _split_marks(rendered: str) -> Iterator[tuple[str, int | None]]:
         yield rendered[start : mark.start()], int(mark[1])
         start = mark.end()
     yield rendered[start:], None
-
-
-def _marked(message: ChatMessage, texts: _Texts) -> dict[str, Any]:
-    """The message as templates read it, with marks for its texts."""
-    fields: dict[str, Any] = {"role": message.role, "content": "".join(map(texts.mark, message.parts))}
-    if message.tool_calls:
-        fields["tool_calls"] = [
-            {"type": "function", "function": {"name": call.name, "arguments": call.arguments_object}}
-            for call in message.tool_calls
-        ]
-    return fields
 
 
 def _without_markup(value: Any, tokenizer: ChatTokenizer) -> Any:

@@ -35,16 +35,16 @@ from typing import Any, Literal
 import jax
 import numpy as np
 import uvicorn
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import Field
+from pydantic import BaseModel, Field, ValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 from memsearcher_jax.agent.harness import HarnessOutcome, open_harness, outcome_of, parse_output, parse_result
 from memsearcher_jax.chat_template import ChatMessage, ChatTemplate, ToolCall, parse_tool_calls
 from memsearcher_jax.http import chat
-from memsearcher_jax.http.server import first_error
 from memsearcher_jax.python_files import described
 from memsearcher_jax.rl.metrics import RolloutStats, device_memory
 from memsearcher_jax.rl.rollout import Job, Params, Rollout, RolloutDriver
@@ -91,7 +91,7 @@ class HarnessRequest(chat.ChatRequest):
         return tuple(messages)
 
 
-class SearchRequest(chat.BaseModel):
+class SearchRequest(BaseModel):
     query: str
     top_n: int = Field(default=5, ge=1, le=100)
 
@@ -383,53 +383,45 @@ class Endpoint:
             outcome = replace(outcome, stop=StopReason.FAULT, error=error)
         self._events.put(_Ended(session, outcome))
 
-    def _app(self) -> FastAPI:
-        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    def _app(self) -> Starlette:
+        """The routes, without FastAPI: its handling of a request takes as long as a token of a small model."""
+        routes = [
+            Route("/v1/models", self._list_models),
+            Route("/v1/models/{name}", self._show_model),
+            Route("/v1/search", self._search, methods=["POST"]),
+            Route("/v1/chat/completions", self._answer_chat, methods=["POST"]),
+        ]
+        return Starlette(routes=routes, exception_handlers={ValidationError: _invalid, HTTPException: _refused})
 
-        @app.exception_handler(RequestValidationError)
-        async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-            location, reason = first_error(error)
-            return JSONResponse(chat.error_body(400, f"{location or 'body'}: {reason}", location or None), 400)
+    async def _list_models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [_about_model()]})
 
-        @app.exception_handler(HTTPException)
-        async def refused(request: Request, error: HTTPException) -> JSONResponse:
-            return JSONResponse(chat.error_body(error.status_code, error.detail), error.status_code)
+    async def _show_model(self, request: Request) -> Response:
+        _check_model(request.path_params["name"])
+        return JSONResponse(_about_model())
 
-        @app.get("/v1/models")
-        async def models() -> JSONResponse:
-            return JSONResponse({"object": "list", "data": [_about_model()]})
+    async def _search(self, request: Request) -> Response:
+        self._session(request)
+        body = SearchRequest.model_validate_json(await request.body())
+        wanted = Search((Query(body.query, body.top_n),))
+        response: Any = await asyncio.to_thread(respond, self._driver.backends, wanted)
+        (result,) = response
+        if result.error:
+            raise HTTPException(502, result.error)
+        return JSONResponse({"passages": [asdict(passage) for passage in result.passages]})
 
-        @app.get("/v1/models/{name}")
-        async def model(name: str) -> JSONResponse:
-            if name != MODEL:
-                raise HTTPException(404, f"model: {name[:100]!r} is not served: use {MODEL!r}")
-            return JSONResponse(_about_model())
-
-        @app.post("/v1/search")
-        async def search(body: SearchRequest, request: Request) -> JSONResponse:
-            self._session(request)
-            wanted = Search((Query(body.query, body.top_n),))
-            response: Any = await asyncio.to_thread(respond, self._driver.backends, wanted)
-            (result,) = response
-            if result.error:
-                raise HTTPException(502, result.error)
-            return JSONResponse({"passages": [asdict(passage) for passage in result.passages]})
-
-        @app.post("/v1/chat/completions")
-        async def complete(body: HarnessRequest, request: Request) -> Response:
-            session = self._session(request)
-            if body.model != MODEL:
-                raise HTTPException(404, f"model: {body.model[:100]!r} is not served: use {MODEL!r}")
-            reply = await self._complete(session, body)
-            head = chat.head_of(MODEL)
-            usage = chat.usage_body(reply.prompt_tokens, reply.completion_tokens)
-            message = reply.message()
-            if not body.stream:
-                return JSONResponse(chat.completion_body(head, message, reply.finish_reason, usage))
-            events = _stream(head, message, reply.finish_reason, usage if body.includes_usage else None)
-            return StreamingResponse(events, media_type="text/event-stream")
-
-        return app
+    async def _answer_chat(self, request: Request) -> Response:
+        session = self._session(request)
+        body = HarnessRequest.model_validate_json(await request.body())
+        _check_model(body.model)
+        reply = await self._complete(session, body)
+        head = chat.head_of(MODEL)
+        usage = chat.usage_body(reply.prompt_tokens, reply.completion_tokens)
+        message = reply.message()
+        if not body.stream:
+            return JSONResponse(chat.completion_body(head, message, reply.finish_reason, usage))
+        events = _stream(head, message, reply.finish_reason, usage if body.includes_usage else None)
+        return StreamingResponse(events, media_type="text/event-stream")
 
     def _session(self, request: Request) -> _Session:
         """The trajectory that the API key names."""
@@ -590,6 +582,22 @@ async def _stream(
     if usage:
         yield chat.usage_event(head, usage)
     yield chat.STREAM_END
+
+
+def _invalid(request: Request, error: Any) -> Response:
+    """The answer to a body that is no request: the first field that is wrong."""
+    first = error.errors(include_url=False)[0]
+    field_name = ".".join(map(str, first["loc"]))
+    return JSONResponse(chat.error_body(400, f"{field_name or 'body'}: {first['msg']}", field_name or None), 400)
+
+
+def _refused(request: Request, error: Any) -> Response:
+    return JSONResponse(chat.error_body(error.status_code, error.detail), error.status_code)
+
+
+def _check_model(name: str) -> None:
+    if name != MODEL:
+        raise HTTPException(404, f"model: {name[:100]!r} is not served: use {MODEL!r}")
 
 
 def _about_model() -> dict[str, Any]:
