@@ -2,6 +2,7 @@
 
 python launch/make_questions.py --passages passages.jsonl --out questions --count 500 \\
     --writer.url http://host:8000/v1 --writer.model NAME
+python launch/make_questions.py --passages passages.jsonl --out questions --count 500 --writer.checkpoint DIR
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -24,20 +25,21 @@ from memsearcher_jax.jsonl import encode_line
 from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.logs.atomic_write import atomic_write
 from memsearcher_jax.logs.progress import Progress, announced
+from memsearcher_jax.questions.config import WriterConfig
 from memsearcher_jax.questions.evidence import SPLITS, CorpusPassage, candidates
 from memsearcher_jax.questions.filters import REASONS
-from memsearcher_jax.questions.making import Candidate, Log, Maker, read_corpus, rows_by_split
-from memsearcher_jax.questions.writer import Writer, open_writer
+from memsearcher_jax.questions.log import Candidate, Log, rows_by_split
 from memsearcher_jax.ranges import Count, CountOrZero, Hops, Seed
 from memsearcher_jax.report.console import make_table
 from memsearcher_jax.retrieval.builder.index_builder import build_index
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.search import open_searcher
-from memsearcher_jax.rl.config import CompleterConfig
+
+if TYPE_CHECKING:
+    from memsearcher_jax.questions.writer import Writer
 
 REVIEW = "review.md"
 STRUCK = re.compile(r"^- \[[xX]\] `([^`]+)`", re.MULTILINE)
-SAMPLED_TEMPERATURE = 0.7
 MAX_HOPS = 3
 
 
@@ -65,33 +67,59 @@ class MakeQuestions:
     """Tokens of a reply of the writer, thoughts included."""
     seed: Seed = 0
     """Seed of the order in which passages are used."""
-    writer: CompleterConfig = field(default_factory=lambda: CompleterConfig(backend="openai"))
+    writer: WriterConfig = field(default_factory=WriterConfig)
     """The language model that writes the questions."""
     json: cli.File = None
     """Also write the result to this file, as JSON."""
 
 
 def main(argv: Sequence[str]) -> None:
-    # bm25s imports JAX, which would otherwise claim this host's accelerators.
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     with cli.one_line_errors():
         flags = cli.parse_flags(MakeQuestions, argv)
-        if flags.writer.backend != "openai":
-            raise ValueError(f"--writer.backend {flags.writer.backend}: questions are written by a service: omit it")
-        if not flags.hops or max(flags.hops) > MAX_HOPS:
-            raise ValueError(f"--hops: a question is of 1 to {MAX_HOPS} passages")
-        if flags.out.exists() and not flags.out.is_dir():
-            raise NotADirectoryError(f"--out {flags.out} is a file: choose a directory")
-        outputs.require_writable(flags.out / "train.jsonl", "--out")
-        writer = open_writer(flags.writer, flags.max_tokens, temperature=0.0)
-        examinee = open_writer(flags.writer, flags.max_tokens, SAMPLED_TEMPERATURE)
+        check(flags)
+        if not flags.writer.checkpoint:
+            # bm25s imports JAX, which would otherwise claim this host's accelerators.
+            os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        writer, examinee = open_writers(flags)
         flags.out.mkdir(parents=True, exist_ok=True)
         with outputs.output_lock(flags.out):
             outputs.write_json(flags.json, make(flags, writer, examinee))
 
 
+def check(flags: MakeQuestions) -> None:
+    """Raises ValueError or OSError, in one line, for flags that contradict each other."""
+    writer = flags.writer
+    if writer.backend != "openai":
+        raise ValueError(f"--writer.backend {writer.backend}: a service or --writer.checkpoint writes: omit it")
+    if writer.checkpoint and (writer.url or writer.model):
+        raise ValueError("--writer.checkpoint takes the place of a service: omit --writer.url and --writer.model")
+    if not writer.checkpoint and not (writer.url and writer.model):
+        raise ValueError("who writes? set --writer.url and --writer.model, or --writer.checkpoint")
+    if not flags.hops or max(flags.hops) > MAX_HOPS:
+        raise ValueError(f"--hops: a question is of 1 to {MAX_HOPS} passages")
+    if flags.out.exists() and not flags.out.is_dir():
+        raise NotADirectoryError(f"--out {flags.out} is a file: choose a directory")
+    if not flags.passages.is_file():
+        raise FileNotFoundError(f"--passages {flags.passages}: no such file")
+    outputs.require_writable(flags.out / "train.jsonl", "--out")
+
+
+def open_writers(flags: MakeQuestions) -> tuple[Writer, Writer]:
+    """The language model, greedy and sampled. JAX takes seconds to import; --help and errors do not need it."""
+    if flags.writer.checkpoint:
+        with announced("loading the checkpoint"):
+            from memsearcher_jax.questions.engine_writer import open_engine_writers
+
+            return open_engine_writers(flags.writer, flags.max_tokens, flags.seed)
+    from memsearcher_jax.questions.writer import open_service_writers
+
+    return open_service_writers(flags.writer, flags.max_tokens)
+
+
 def make(flags: MakeQuestions, writer: Writer, examinee: Writer) -> dict[str, Any]:
     """Makes the questions, writes the splits even if the writer fails, and returns the numbers that it prints."""
+    from memsearcher_jax.questions.making import Maker, read_corpus
+
     with announced("reading the passages"):
         corpus = read_corpus(flags.passages)
     log = Log.open(flags.out)

@@ -34,7 +34,7 @@ SCRIPTS = {
     "memalpha": streams,
 }
 """By agent.workflow, of generated data."""
-QUESTION_SCRIPTS = dict.fromkeys(("memsearcher", "react"), questions)
+QUESTION_SCRIPTS = dict.fromkeys(("memsearcher", "react", "rag"), questions)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from examples.warmstart.record import decisions, demonstrate
 from examples.warmstart.search import format_answer, format_memory, format_search
@@ -22,11 +23,21 @@ from memsearcher_jax.data.problems import ProblemLoader
 from memsearcher_jax.data.questions import find_name, fold
 from memsearcher_jax.rl.rng import named_rng
 from memsearcher_jax.rl.setup import Run
-from memsearcher_jax.types import Completion, Generate, Passage, Problem, Prompt, ScoredTrajectory, plain_title
+from memsearcher_jax.types import (
+    Completion,
+    Generate,
+    Passage,
+    Problem,
+    Prompt,
+    ScoredTrajectory,
+    plain_title,
+)
 
 PLAN, ANSWER = "{} Then: {}", "The memory has the answer."
 """Thoughts before a search, and before the answer. What follows is said after what is asked first: a model that begins
 with "First" or "Last" chooses by the question's first word."""
+READ = "The passages have the answer."
+"""The thought of an agent that gets passages with the question."""
 UNKNOWN = "that person"
 """In a thought, the person that the page will name: relations lead to persons."""
 NOTHING = "Nothing."
@@ -116,6 +127,7 @@ class QuestionDemonstrator:
     """
 
     problem: Problem
+    workflow: str = "memsearcher"
     asked: str = ""  # what is left of the question
     wanted: tuple[str, str] | None = None  # title and query of the next search
     answer: str | None = None
@@ -123,10 +135,17 @@ class QuestionDemonstrator:
 
     def __post_init__(self) -> None:
         self.asked = self.problem.question
+        titles = self.problem.supporting_titles
         # The longest name is the least ambiguous.
-        self.wanted = max(self._named_in(self.problem.question), key=lambda page: len(page[1]), default=None)
+        self.wanted = max(self._named_in(self.asked), key=lambda page: len(page[1]), default=None)
+        if self._pages_have_passages and (self.wanted is None or len(titles) == 1):
+            self.wanted = (titles[0], self.asked.rstrip("?"))
 
     def __call__(self, request: Generate) -> Completion:
+        if self.workflow == "rag":
+            assert isinstance(request.text, Prompt), "rag generates once"
+            _, *passages = [span.text for span in request.text.segments if not span.trusted]
+            return Completion(f"{READ}</think>\n{format_answer(self._find_answer(' '.join(passages)))}")
         read = ""
         if not isinstance(request.text, Prompt):
             read = self._read([span.text for span in request.text if not span.trusted][-1])
@@ -135,6 +154,26 @@ class QuestionDemonstrator:
         if self.answer is not None or self.wanted is None:
             return Completion(f"{read or ANSWER}</think>\n{format_answer(self.answer or '')}")
         return Completion(f"{read or self._thought(*self.wanted)}</think>\n{format_search(self.wanted[1])}")
+
+    def _find_answer(self, text: str) -> str:
+        """A golden answer as a text writes it; "" if it does not."""
+        names = (find_name(answer, text) for answer in self.problem.golden_answers)
+        return next(filter(None, names), "")
+
+    @property
+    def _pages_have_passages(self) -> bool:
+        """Whether a page is several passages, so that its name alone does not find the right one.
+
+        So it is in documents of one's own: launch/make_questions.py states the ids of passages.
+        """
+        return "supporting_ids" in self.problem.metadata
+
+    def _query(self, name: str) -> str:
+        """The query for a page that another one named. The question begins with what the last page must tell."""
+        unread = set(self.problem.supporting_titles) - self.visited
+        if self._pages_have_passages and len(unread) == 1:
+            return f"{' '.join(self.problem.question.split()[:LEADING_WORDS])} {name}"
+        return name
 
     def _thought(self, title: str, name: str) -> str:
         """What the page has to answer, so that the memory follows from the thought and the passage."""
@@ -155,12 +194,12 @@ class QuestionDemonstrator:
         self.visited.add(title)
         text = "\n".join(shown.split("\n")[titles.index(title) + 1 :])
         if following := next(iter(self._named_in(text)), None):
-            self.wanted = following
-            name = following[1]
+            title, name = following
+            self.wanted = (title, self._query(name))
             parts = decompose(self.asked, query, name)
             self.asked = parts[1] if parts else self.problem.question
             return f"{parts[0]} {name}. Next: {parts[1]}" if parts else f"{clause(text, name)}. Next: {name}."
-        if name := next(filter(None, (find_name(answer, text) for answer in self.problem.golden_answers)), ""):
+        if name := self._find_answer(text):
             self.answer = name
             read = f"{self.asked} {name}" if len(self.asked) < LONGEST_REPEATED else clause(text, name)
             return f"{read}. Next: answer {name}."
@@ -216,7 +255,8 @@ def usable(run: Run, problems: Iterable[Problem]) -> list[ScoredTrajectory]:
     These are all, or all but the search that did not lead on and the turn that gives up.
     """
     demonstrations = []
-    for demonstration in demonstrate(run, problems, QuestionDemonstrator):
+    make_policy = partial(QuestionDemonstrator, workflow=run.config.agent.workflow)
+    for demonstration in demonstrate(run, problems, make_policy):
         trajectory = demonstration.trajectory
         if not is_right(demonstration):
             contexts = trajectory.contexts[:-2]

@@ -16,7 +16,7 @@ from memsearcher_jax.data.documents import TITLE_SEPARATOR
 from memsearcher_jax.types import Passage, plain_title
 
 SPLITS = {"train": 0.8, "tune": 0.1, "test": 0.1}
-"""The share of the passages that each split may use. No split shares a passage with another."""
+"""The share of the titles that each split may use. No split shares a title, nor so a passage, with another."""
 MIN_WORDS = 15  # of the text of a passage that a question is made of
 MIN_NAME_CHARS = 4
 MAX_TOPICS = 3  # passages of different documents with one heading, such as "Usage": more of them are about no name
@@ -54,8 +54,9 @@ class Evidence:
 
 
 def split_of(passage: Passage) -> str:
-    """The split that may use a passage, by a hash of its text."""
-    digest = hashlib.sha256(passage.contents.encode()).digest()
+    """The split that may use a passage, by a hash of the words of its title."""
+    title = " ".join(analyzer.words(passage.title))
+    digest = hashlib.sha256(title.encode()).digest()
     place = int.from_bytes(digest[:8]) / 2**64
     for split, share in SPLITS.items():
         if place < share:

@@ -6,22 +6,20 @@ question; the same command continues. A candidate that failed because of the ser
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from memsearcher_jax.jsonl import encode_line, numbered_lines, parse_object
-from memsearcher_jax.questions.evidence import SPLITS, CorpusPassage, Evidence
-from memsearcher_jax.questions.filters import REASONS, QuestionWords, is_answered, text_reason, words_of
+from memsearcher_jax.jsonl import numbered_lines, parse_object
+from memsearcher_jax.questions.evidence import CorpusPassage, Evidence
+from memsearcher_jax.questions.filters import QuestionWords, is_answered, text_reason, words_of
+from memsearcher_jax.questions.log import Candidate, Log
 from memsearcher_jax.questions.writer import Writer, answer_prompt, parse, write_prompt
 from memsearcher_jax.retrieval import audit
 from memsearcher_jax.retrieval.search import Searcher
-from memsearcher_jax.types import Passage, Problem, Prompt
+from memsearcher_jax.types import Passage, Prompt
 
-LOG = "candidates.jsonl"
 FOUND_AT = "@20"  # the results of a question or its oracle query in which its pages must be
 RETRIED = {"failed"}
 
@@ -31,75 +29,11 @@ class WriterDown(OSError):
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A question that was written, or tried; a line of the log."""
-
-    key: str  # of its evidence
-    split: str
-    hops: int
-    supporting_ids: list[str]
-    supporting_titles: list[str]
-    question: str = ""
-    answer: str = ""
-    reason: str = ""  # a key of REASONS; "" for a question that passed
-    detail: str = ""  # such as the error or the reply that could not be read
-
-    @property
-    def problem(self) -> Problem:
-        metadata = {"supporting_titles": self.supporting_titles, "supporting_ids": self.supporting_ids}
-        return Problem(f"{self.hops}hop_{self.key}", self.question, (self.answer,), {"hops": self.hops, **metadata})
-
-
-@dataclass
-class Log:
-    """The candidates of a folder, in the order in which they were finished."""
-
-    file: Path
-    candidates: dict[str, Candidate] = field(default_factory=dict)  # by key
-
-    @classmethod
-    def open(cls, folder: Path) -> Log:
-        """Reads what is there. A last line that was cut by a kill is removed."""
-        log = cls(folder / LOG)
-        if not log.file.exists():
-            return log
-        content = log.file.read_bytes()
-        complete = content[: content.rfind(b"\n") + 1]
-        if complete != content:
-            log.file.write_bytes(complete)
-        if not complete:
-            return log
-        for where, line in numbered_lines(log.file):
-            candidate = Candidate(**parse_object(where, line))
-            log.candidates[candidate.key] = candidate
-        return log
-
-    def add(self, candidates: Iterable[Candidate]) -> None:
-        with self.file.open("a", encoding="utf-8") as file:
-            for candidate in candidates:
-                file.write(encode_line(asdict(candidate)))
-                self.candidates[candidate.key] = candidate
-
-    def passed(self, struck: frozenset[str] = frozenset()) -> list[Candidate]:
-        return [
-            candidate
-            for candidate in self.candidates.values()
-            if not candidate.reason and candidate.problem.id not in struck
-        ]
-
-    def counts(self, struck: frozenset[str] = frozenset()) -> dict[str, int]:
-        """How many candidates each filter struck, in the order of REASONS."""
-        reasons = Counter(candidate.reason for candidate in self.candidates.values() if candidate.reason)
-        reasons["struck"] = len(self.passed()) - len(self.passed(struck))
-        return {reason: reasons[reason] for reason in REASONS if reasons[reason]}
-
-
-@dataclass(frozen=True)
 class Maker:
     """Makes questions from evidence until there are enough."""
 
     writer: Writer  # writes, and answers from a passage
-    examinee: Writer  # the same service, sampled: it answers without passages
+    examinee: Writer  # the same model, sampled: it answers without passages
     searcher: Searcher
     draws: int  # answers of the examinee to each question
     batch: int
@@ -171,11 +105,11 @@ class Maker:
 
     def _strike_known(self, checked: list[Candidate]) -> None:
         """Strike what the examinee answers without passages in one of its draws."""
-        unstruck = [number for number, candidate in enumerate(checked) if not candidate.reason]
-        numbers = sorted(unstruck * self.draws)
-        replies = self.examinee.ask([answer_prompt(checked[number].question) for number in numbers])
-        for number, reply in zip(numbers, replies, strict=True):
-            self._strike(checked, number, reply.text, reply.error, "known")
+        for draw in range(self.draws):
+            unstruck = [number for number, candidate in enumerate(checked) if not candidate.reason]
+            replies = self.examinee.ask([answer_prompt(checked[number].question) for number in unstruck], draw)
+            for number, reply in zip(unstruck, replies, strict=True):
+                self._strike(checked, number, reply.text, reply.error, "known")
 
     def _strike_single(self, checked: list[Candidate], batch: Sequence[Evidence]) -> None:
         """Strike questions of several passages that the writer answers from one of them."""
@@ -201,16 +135,6 @@ class Maker:
             checked[number] = replace(candidate, reason="failed", detail=error)
         elif is_answered(text, candidate.answer):
             checked[number] = replace(candidate, reason=reason, detail=text[:500])
-
-
-def rows_by_split(candidates: Sequence[Candidate]) -> Mapping[str, list[dict[str, Any]]]:
-    """The questions in FlashRAG's layout, by split."""
-    rows: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
-    for candidate in candidates:
-        problem = candidate.problem
-        row = {"id": problem.id, "question": problem.question, "golden_answers": list(problem.golden_answers)}
-        rows[candidate.split].append({**row, "metadata": problem.metadata})
-    return rows
 
 
 def read_corpus(file: Path) -> list[CorpusPassage]:

@@ -1,4 +1,7 @@
-"""The language model that writes questions and tries to answer them: any service with OpenAI's chat completions."""
+"""The language model that writes questions and tries to answer them, its prompts and its replies.
+
+Here it is any service with OpenAI's chat completions; `engine_writer` runs a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from memsearcher_jax.agent.prompts import ASSISTANT, END, SYSTEM, USER
 from memsearcher_jax.canonical import canonical
@@ -31,6 +34,7 @@ ANSWER = """Answer the question with a short phrase and nothing else. Write unkn
 ANSWER_FROM = """Answer the question from the passage alone, with a short phrase and nothing else. Write unknown if the
 passage does not say it."""
 JSON_OBJECT = re.compile(r"\{.*\}", re.DOTALL)
+SAMPLED_TEMPERATURE = 0.7  # of answers without a passage
 
 
 @dataclass(frozen=True)
@@ -39,17 +43,29 @@ class Written:
     answer: str
 
 
+class Writer(Protocol):
+    """A language model, and the tokens that it counted."""
+
+    @property
+    def tokens(self) -> Counter[str]:
+        """Of all prompts (prompt_tokens) and completions (completion_tokens) so far."""
+        ...
+
+    def ask(self, prompts: Sequence[Prompt], draw: int = 0) -> list[Completion]:
+        """One completion of each prompt, in order. Another `draw` may sample others."""
+        ...
+
+
 @dataclass(frozen=True)
-class Writer(OpenAICompleter):
-    """The service, and the tokens that it counted."""
+class ServiceWriter(OpenAICompleter):
+    """A service, and the tokens that it counted."""
 
     setting: ClassVar[str] = "writer.url"
 
     tokens: Counter[str] = field(default_factory=Counter)  # prompt_tokens and completion_tokens
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
-    def ask(self, prompts: Sequence[Prompt]) -> list[Completion]:
-        """One completion of each prompt, in order."""
+    def ask(self, prompts: Sequence[Prompt], draw: int = 0) -> list[Completion]:
         with ThreadPoolExecutor(self.max_concurrency) as pool:
             return list(pool.map(self._complete, prompts))
 
@@ -64,10 +80,17 @@ class Writer(OpenAICompleter):
         return answer
 
 
-def open_writer(config: CompleterConfig, max_tokens: int, temperature: float) -> Writer:
-    """The service that the settings name. Raises ValueError, in one line, if they do not suffice to reach it."""
+def open_service_writers(config: CompleterConfig, max_tokens: int) -> tuple[ServiceWriter, ServiceWriter]:
+    """The service that the settings name, greedy and sampled.
+
+    Raises ValueError, in one line, if the settings do not suffice to reach it.
+    """
+    return _open_service(config, max_tokens, 0.0), _open_service(config, max_tokens, SAMPLED_TEMPERATURE)
+
+
+def _open_service(config: CompleterConfig, max_tokens: int, temperature: float) -> ServiceWriter:
     service = open_openai_completer(config, "writer", max_tokens, temperature)
-    return Writer(**{entry.name: getattr(service, entry.name) for entry in fields(service)})
+    return ServiceWriter(**{entry.name: getattr(service, entry.name) for entry in fields(service)})
 
 
 def write_prompt(evidence: Evidence) -> Prompt:

@@ -45,12 +45,12 @@ class EngineCompleter:
 
     def complete(self, prompts: Sequence[Prompt], key: jax.Array) -> list[Completion]:
         """The draws of a prompt depend on the key and on its text alone: not on its host, nor on the prompts around."""
-        jobs = [Job(_seed(prompt), prompt, index) for index, prompt in enumerate(prompts)]
+        jobs = [Job(prompt_seed(prompt), prompt, index) for index, prompt in enumerate(prompts)]
         try:
             trajectories, _ = self.driver.trajectories(jobs, self.params, key, lambda line: None)
         finally:
             self.driver.engine.release()  # the update has the memory of its cache
-        return [_completion(trajectory.outcome) for trajectory in trajectories]
+        return [completion_of(trajectory.outcome) for trajectory in trajectories]
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def open_openai_completer(
     return OpenAICompleter(config.url, config.timeout, headers=headers, body=body, check=check, **limits)
 
 
-def _completion(outcome: Outcome) -> Completion:
+def completion_of(outcome: Outcome) -> Completion:
     """The generation of a workflow of one generation."""
     if outcome.stop is StopReason.ANSWERED:
         return Completion(outcome.answer, FinishReason.STOP)
@@ -162,7 +162,7 @@ def _completion(outcome: Outcome) -> Completion:
     return Completion(error=outcome.error or outcome.stop.value)
 
 
-def _seed(prompt: Prompt) -> int:
+def prompt_seed(prompt: Prompt) -> int:
     """32 bits of a hash of the text. The lengths keep segments apart."""
     texts = [segment.text for segment in prompt.segments]
     lengths = ",".join(str(len(text)) for text in texts)

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from examples.warmstart import demonstrate, questions, split_questions
-from examples.warmstart.questions import decompose
+from examples.warmstart.questions import QuestionDemonstrator, decompose
 from memsearcher_jax.launch import cli
 from memsearcher_jax.logs.trajectories import read_trajectories, step_path
 from memsearcher_jax.rl import setup
+from memsearcher_jax.types import Generate, Problem, Prompt, TextSpan
 from tests.support import with_flags
 
 REST = "Who is the father of B. Hay?"
@@ -39,6 +40,37 @@ def test_a_question_about_a_described_person_has_two_steps(question, name, first
 @pytest.mark.parametrize("question", ["Who wrote Al Low?", "Who is Al Low's father-figure?", "Who is Al Low's father?"])
 def test_other_questions_have_no_steps(question):
     assert decompose(question, "Al Low", "B. Hay") is None
+
+
+def document_problem(question: str, *titles: str) -> Problem:
+    ids = [f"{title}.md:0" for title in titles]
+    return Problem("q", question, ("0.1",), {"supporting_titles": list(titles), "supporting_ids": ids})
+
+
+def test_questions_about_documents_are_queries():
+    """A page of one's own documents is several passages, so its name alone does not find the right one."""
+    question = "What is the default of rate in tools.sgd"
+    policy = QuestionDemonstrator(document_problem(f"{question}?", "tools.sgd"))
+    assert policy.wanted == ("tools.sgd", question)
+    unnamed = QuestionDemonstrator(document_problem("How large is a step of descent?", "tools.sgd"))
+    assert unnamed.wanted == ("tools.sgd", "How large is a step of descent")
+
+
+def test_the_last_page_is_searched_for_what_the_question_asks_of_it():
+    question = 'What is the default of rate in the page that tools.adam mentions after "See also"?'
+    policy = QuestionDemonstrator(document_problem(question, "tools.adam", "tools.sgd"))
+    assert policy.wanted == ("tools.adam", "tools.adam")
+    assert policy._read('"tools.adam"\nSee also tools.sgd.') == "See also tools.sgd. Next: tools.sgd."
+    assert policy.wanted == ("tools.sgd", "What is the default of rate tools.sgd")
+    assert policy._read('"tools.sgd"\nsgd(rate=0.1)') == f"{question} 0.1. Next: answer 0.1."
+    assert policy.answer == "0.1"
+
+
+@pytest.mark.parametrize(("passage", "answer"), [('"tools.sgd"\nsgd(rate=0.1)', "0.1"), ('"other"\nNothing.', "")])
+def test_rag_is_demonstrated_from_what_it_shows(passage, answer):
+    policy = QuestionDemonstrator(document_problem("How large is 0.1?", "tools.sgd"), workflow="rag")
+    shown = Prompt((TextSpan("How large is 0.1?", trusted=False), TextSpan(passage, trusted=False)))
+    assert policy(Generate(shown, 8)).text == f"The passages have the answer.</think>\n\\boxed{{{answer}}}"
 
 
 # The last director has no page.
@@ -135,7 +167,7 @@ def test_a_failed_search_is_a_failure_of_the_service(run):
     ("more", "message"),
     [
         ("--data.test {train}", 'share "ann low": make disjoint files with'),
-        ("--agent.workflow rag", "on real data agent.workflow memsearcher, react are demonstrated, not rag"),
+        ("--agent.workflow mem1", "on real data agent.workflow memsearcher, react, rag are demonstrated, not mem1"),
         ("--data.train --data.test --agent.workflow mem1", "memagent, memalpha are demonstrated, not mem1"),
     ],
 )

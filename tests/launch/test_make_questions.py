@@ -1,6 +1,7 @@
 """Questions about passages of one's own, written by a service that answers by rules."""
 
 import json
+import re
 
 import pytest
 
@@ -93,6 +94,7 @@ def test_each_filter_that_asks_the_writer_strikes(passages, service):
         question = writer.chain_question(texts)
         if len(texts) == 2:  # the second passage suffices
             question = writer.chain_question(texts[1:])
+            question["question"] = f"Of two pages: {question['question']}"
         if len(texts) == 3:
             writer.known[question["question"]] = f"I think {question['answer']}."
         return question
@@ -106,7 +108,6 @@ def test_each_filter_that_asks_the_writer_strikes(passages, service):
 
 def test_questions_whose_pages_are_not_found_are_struck(passages, service, monkeypatch):
     _, address = service
-    monkeypatch.setattr("memsearcher_jax.questions.making.oracle_depth", lambda: None, raising=False)
     monkeypatch.setattr(
         "memsearcher_jax.retrieval.search.Searcher.search", lambda self, queries, top_n: [[] for _ in queries]
     )
@@ -142,6 +143,25 @@ def test_a_service_that_goes_down_keeps_what_is_finished(passages, service, caps
     assert len(written) == result["candidates"] - len(finished), "nothing that was finished is written again"
 
 
+@pytest.mark.parametrize("fault", ["slow", "empty"])
+def test_a_slow_or_silent_writer_costs_no_finished_question(passages, service, fault):
+    """What it does not answer is counted, and the same command tries it again."""
+    writer, address = service
+    is_faulty = re.compile(r"^(Ship|Builder|Town)\d*[13579] ", re.MULTILINE).search
+    if fault == "slow":
+        writer.delay = lambda user: 1.0 if is_faulty(user) and "\n\nWrite one question" in user else 0.0
+    else:
+        writer.write = lambda texts: " " if is_faulty(texts[0]) else writer.chain_question(texts)
+    result = run(passages, address, "--count", "60", "--max_candidates", "24", "--writer.timeout", "0.4")
+    finished = {line["key"]: line for line in log_of(passages) if not line["reason"]}
+    assert result["questions"] == len(finished) > 4 and result["struck"]["failed"] == 24 - len(finished) > 4
+    writer.delay = lambda user: 0.0
+    writer.write = writer.chain_question
+    again = run(passages, address, "--count", "60", "--max_candidates", "24")
+    assert again["questions"] == len(finished) + 24 and "failed" not in again["struck"]
+    assert all(line in log_of(passages) for line in finished.values())
+
+
 def test_a_log_that_was_cut_by_a_kill_continues(passages, service):
     _, address = service
     run(passages, address, "--count", "4")
@@ -162,8 +182,9 @@ def test_the_number_of_candidates_is_bounded(passages, service):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--writer.url", ""], "set writer.url and writer.model"),
-        (["--writer.backend", "none"], "--writer.backend none: questions are written by a service"),
+        (["--writer.url", ""], "set --writer.url and --writer.model, or --writer.checkpoint"),
+        (["--writer.backend", "none"], "--writer.backend none: a service or --writer.checkpoint writes"),
+        (["--writer.checkpoint", "package:tiny"], "omit --writer.url and --writer.model"),
         (["--hops", "4"], "--hops: a question is of 1 to 3 passages"),
         (["--passages", "missing.jsonl"], "missing.jsonl: no such file"),
     ],

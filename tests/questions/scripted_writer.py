@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import threading
+import time
 
 from tests.http_server import QuietHandler, serving_http
 
@@ -14,13 +15,15 @@ FACT = re.compile(rf"^(?P<name>[A-Z]\w+) (?P<relation>{RELATIONS}) (?P<object>[A
 class ScriptedWriter:
     """Writes what `write` returns for the passages, and answers from a passage that states the fact.
 
-    `requests` are the (system, user) messages. `known` answers are given without a passage.
+    `requests` are the (system, user) messages. `known` answers are given without a passage. `delay` returns the seconds
+    before the reply to a user message.
     """
 
     def __init__(self):
         self.requests = []
         self.known = {}
         self.write = self.chain_question
+        self.delay = lambda user: 0.0
         self.status = 200
         self.lock = threading.Lock()
 
@@ -57,6 +60,7 @@ def running_writer():
             with writer.lock:
                 writer.requests.append((contents.get("system", ""), contents["user"]))
                 text = writer.reply(contents.get("system", ""), contents["user"])
+            time.sleep(writer.delay(contents["user"]))
             usage = {"prompt_tokens": 10, "completion_tokens": 2}
             answer = {"choices": [{"message": {"content": text}, "finish_reason": "stop"}], "usage": usage}
             content = json.dumps(answer).encode()
