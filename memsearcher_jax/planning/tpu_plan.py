@@ -41,7 +41,7 @@ class DoesNotFitError(Exception):
     """A program exceeds the memory of a device. The message is one line."""
 
     def __init__(self, reason: str, needed_bytes: float):
-        """`needed_bytes`: those of a device, as far as they are known."""
+        """`needed_bytes`: at least so many of a device."""
         super().__init__(reason)
         self.needed_bytes = needed_bytes
 
@@ -209,7 +209,7 @@ def _compile(
             first_line = str(error).splitlines()[0]  # the others list what is allocated, kernels among it
             if "RESOURCE_EXHAUSTED" not in first_line or "vmem" in first_line:
                 raise
-            raise _does_not_fit(name, first_line, others) from error
+            raise _does_not_fit(name, first_line) from error
     text = None
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # not every compiler writes every program as text
         text = compiled.as_text()
@@ -220,13 +220,12 @@ def _compile(
     return Program(name, phase or name, peak, peak + others, work)
 
 
-def _does_not_fit(name: str, line: str, others: int) -> DoesNotFitError:
+def _does_not_fit(name: str, line: str) -> DoesNotFitError:
     """The compiler's line about a device's memory in the unit of the plan; it writes GiB as G."""
     reason = line[max(line.rfind("Ran out of"), 0) :]
     reason = re.sub(r"([0-9.]+)G", lambda size: f"{float(size[1]) * GIB / 1e9:.2f} GB", reason)
-    used = re.search(r"Used ([0-9.]+)G", line)
-    needed = float(used[1]) * GIB + others if used else 0.0
-    return DoesNotFitError(f"{name}: {reason}", needed)
+    sizes = [float(size) * GIB for size in re.findall(r"([0-9.]+)G", line)]
+    return DoesNotFitError(f"{name}: {reason}", max(sizes, default=0.0))  # the other size is the limit
 
 
 def count_weights(model: ModelConfig) -> int:

@@ -94,8 +94,9 @@ def test_a_step_has_the_seconds_in_which_devices_wait_for_the_host(capsys):
     assert estimate["step_seconds"] == 103
 
 
-def test_gpus_are_planned_by_formula(tmp_path, capsys):
-    """Their rates are those of NVIDIA's data sheets. The weights in bfloat16 of 7B have 15.2 GB."""
+@pytest.fixture
+def run(tmp_path):
+    """Runs the command for GPUs, for which nothing is compiled."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "JAX_"))}
 
     def run(flags, **share):
@@ -103,6 +104,30 @@ def test_gpus_are_planned_by_formula(tmp_path, capsys):
         done = subprocess.run(command, env=environment | share, capture_output=True, text=True)
         return done.returncode, done.stdout, json.loads((tmp_path / "x.json").read_text())
 
+    return run
+
+
+def test_settings_are_suggested_from_preset_and_slice_alone(run):
+    """Adapters need no weights for their plan, and one device has the sampler's weights alone."""
+    status, output, plan = run("--config qwen7b --topology h200:1 --suggest --model.lora_rank 16")
+    assert status == 0 and plan["fits"]
+    assert "--sampling.tensor 1" in plan["flags"] and "--training.grad_accum_steps" in plan["flags"]
+    assert f"settings for this slice: {plan['flags']}\n" in output
+    space = "memory 35.5 (copy of the train state 0.5, index 35.0), disk 69.2 (weights 15.2, index 52.0, 4 checkpoints"
+    assert f"GB of a host with 1 chips: {space}" in output
+    assert plan["roofline"]["phases"][-3]["name"] == "host"
+
+
+def test_settings_that_do_not_fit_end_with_settings_that_may(run):
+    status, output, plan = run("--config qwen3b --topology h100:1 --sampling.tensor 1 --model.remat none")
+    assert status == plan_tpu.DOES_NOT_FIT and not plan["fits"]
+    sampler = "--sampling.slots 192 --sampling.kv_tokens 393216"
+    words = f"--model.remat nothing_saveable {sampler} --training.grad_accum_steps 256"
+    assert f"; try {words}, which fits by its lower bound, or --suggest" in output
+
+
+def test_gpus_are_planned_by_formula(run):
+    """Their rates are those of NVIDIA's data sheets. The weights in bfloat16 of 7B have 15.2 GB."""
     status, output, plan = run("--config qwen7b --topology h200:8")
     assert status == 0 and "8 chips of 1 hosts, 8 devices with 113.07 GB each" in output
     assert plan["resident"]["state"] == pytest.approx(12 * PARAMS_7B / 8, rel=0.01)
@@ -113,6 +138,7 @@ def test_gpus_are_planned_by_formula(tmp_path, capsys):
         "1 devices with 76.97 GB each" in output
         and status == plan_tpu.DOES_NOT_FIT
         and "does not fit: update needs at least" in output
+        and "; try a larger slice, --model.lora_rank 16 (adapters)" in output
         and not plan["fits"]
     )
 
@@ -175,7 +201,8 @@ def test_every_program_is_planned(start, tmp_path):
     process = start(f"{NANO} --suggest --json {tmp_path / 'plan.json'}")
     output, errors = process.communicate()
     assert process.returncode == 0, errors
-    assert re.search(r"--mesh.fsdp 16 .*: .* s at the roofline\n", output)
+    assert re.search(r"trying --model.remat \w+ .*--training.grad_accum_steps", output)
+    assert "settings for this slice: --" in output
     assert "fits 16.91 GB; the peak of each phase is update" in output
     said = r"(loading the compiler|compiling \w+)( … \d+ s)?"
     assert all(re.fullmatch(said, line) for line in errors.splitlines()), errors
@@ -197,7 +224,7 @@ def test_a_run_that_does_not_fit_exits_with_status_one_the_reason_and_a_way_out(
     process = start(f"{flags} --json {tmp_path / 'plan.json'}")
     output, _ = process.communicate()
     assert process.returncode == plan_tpu.DOES_NOT_FIT and f" chips of {find_slice(name).hosts} hosts, " in output
-    assert "does not fit: update needs" in output and "try fewer sampling.slots" in output and "--suggest" in output
+    assert "does not fit: update needs" in output and "; try " in output
     assert json.loads((tmp_path / "plan.json").read_text())["fits"] is False
 
 
@@ -232,9 +259,20 @@ def test_the_peak_of_an_update_which_donates_its_state(flags, peak, plan):
 
 
 @compiles
-def test_7b_with_lora_fits_one_host_of_v5e(plan, tmp_path):
+def test_all_weights_of_3b_are_trained_on_one_host_of_v5e(plan):
+    """The settings that --suggest chooses, in a cell of the table in docs/start.md; a rollout holds little else."""
+    step = plan(
+        "--config qwen3b --topology v5e:2x4 --what update --model.remat save_qkv_attention "
+        "--training.grad_accum_steps 32 --rl.prompts_per_step 16 --rl.group_size 8"
+    )
+    assert step["peaks"]["update"] <= 14.5 * GB and step["peaks"]["reference"] <= 6.7 * GB
+    assert step["resident"]["rollout"] <= 11 * GB
+
+
+@compiles
+def test_7b_with_lora_fits_one_host_of_v5e(plan):
     """Training with KL, and what a rollout holds. A host of v6e has twice the memory."""
-    lora = f"--model.lora_rank 16 --model.path {tmp_path} {NO_REMAT}"
+    lora = f"--model.lora_rank 16 {NO_REMAT}"
     step = plan(f"--config qwen7b --topology v5e:2x4 --what update --training.grad_accum_steps 32 {lora}")
     assert {program["name"] for program in step["programs"]} == {"update", "reference"}
     assert max(program["total_bytes"] for program in step["programs"]) <= 10 * GB
