@@ -27,7 +27,7 @@ import tyro
 
 from memsearcher_jax.device_check import environment
 from memsearcher_jax.device_check.rows import Row
-from memsearcher_jax.launch import cli, outputs
+from memsearcher_jax.launch import cli, outputs, preconditions
 from memsearcher_jax.logs.progress import announced
 
 if TYPE_CHECKING:  # it loads JAX, which opens the devices
@@ -58,6 +58,7 @@ def main(argv: Sequence[str], kernels: Kernels | None = None) -> None:
 
     def show(found: Iterable[Row]) -> None:
         for row in found:
+            row = row.without_names()
             rows.append(row)
             print(COLUMNS.format(row.name, row.verdict, row.found, row.expected).rstrip(), flush=True)
 
@@ -93,7 +94,8 @@ def main(argv: Sequence[str], kernels: Kernels | None = None) -> None:
 
 def _before_jax() -> Iterator[Row]:
     yield Row("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
-    yield from environment.version_rows()
+    yield from environment.version_rows(preconditions.libtpu_fault())
+    yield from environment.host_count_rows(os.environ)
     yield from environment.holder_rows()
     yield from environment.port_rows()
     yield from environment.host_rows(Path.cwd())
@@ -109,7 +111,9 @@ def _device_rows(devices: Sequence[Any]) -> Iterator[Row]:
         passed = device.platform == "tpu" or not on_tpu_vm
         yield Row("devices", found, "a TPU" if on_tpu_vm else "", passed, "pip install 'jax[tpu]'; unset JAX_PLATFORMS")
     else:
-        yield Row("devices", found, f"{expected} chips", len(devices) >= expected, "end what holds the other chips")
+        devices_per_chip = 2 if "7x" in device.device_kind else 1
+        passed = len(devices) >= expected * devices_per_chip
+        yield Row("devices", found, f"{expected} chips", passed, "end what holds the other chips")
     statistics = device.memory_stats() or {}
     if "bytes_limit" in statistics:
         free = statistics["bytes_limit"] - statistics.get("bytes_in_use", 0)

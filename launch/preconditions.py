@@ -93,12 +93,12 @@ def libtpu_fault() -> str:
     """
     matches = [_LIBTPU.match(line) for line in metadata.requires("jax") or ()]
     required = next(filter(None, matches), None)
-    if required is None or importlib.util.find_spec("libtpu") is None:
+    package = importlib.util.find_spec("libtpu")
+    if required is None or package is None:
         return ""
     wanted = f"jax {metadata.version('jax')} requires libtpu {required[1]}{required[2]}"
     library = os.environ.get("TPU_LIBRARY_PATH", "")
-    folders = importlib.util.find_spec("libtpu").submodule_search_locations or []
-    if library and str(Path(library).parent) not in folders:
+    if library and str(Path(library).parent) not in (package.submodule_search_locations or []):
         return f"TPU_LIBRARY_PATH is {library}, and {wanted}: unset it, so that the installed libtpu is used"
     installed = metadata.version("libtpu")
     least = _numbers(required[2])

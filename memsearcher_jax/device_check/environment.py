@@ -5,7 +5,6 @@ A second process that opens the chips of a TPU fails or hangs, so what holds the
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -18,37 +17,21 @@ from memsearcher_jax.device_check.rows import Row
 
 CHIP_FILES = re.compile(r"/dev/(vfio/\d+|accel\d+)")
 LOCK_FILE = Path("/tmp/libtpu_lockfile")
+ACCELERATOR_TYPE = re.compile(r"(v4|v5litepod|v5e|v5p|v6e)-(\d+)")
 PORTS = {8471: "TPU", 8476: "coordinator, TPU VMs", 8482: "coordinator"}
 LEAST_DISK = 20e9  # bytes: weights of 3B, checkpoints and compiled programs
 LEAST_MEMORY = 8e9  # bytes
 
 
-def version_rows() -> Iterator[Row]:
-    """The versions of JAX, jaxlib and libtpu, against those that JAX requires of them."""
+def version_rows(libtpu_fault: str) -> Iterator[Row]:
+    """The versions of JAX, jaxlib and libtpu. `libtpu_fault`: what is wrong with libtpu and the way out, or ""."""
     for name in ("jax", "jaxlib"):
         yield Row(name, _version(name) or "not installed", passed=_version(name) is not None)
     found = _version("libtpu")
-    required = required_libtpu()
-    library = os.environ.get("TPU_LIBRARY_PATH", "")
-    installed = importlib.util.find_spec("libtpu")
-    folder = str(Path(installed.origin).parent) if installed and installed.origin else "no libtpu"
-    if library and not library.startswith(folder):
-        way_out = "unset TPU_LIBRARY_PATH, so that the libtpu that jax[tpu] installs is used"
-        yield Row("TPU_LIBRARY_PATH", library, "unset", False, way_out)
     if found is None:
-        yield Row("libtpu", "not installed", f"{required} on a TPU", None)
-        return
-    passed = _meets(found, required)
-    yield Row("libtpu", found, required, passed, "pip install -U 'jax[tpu]' in a fresh virtual environment")
-
-
-def required_libtpu() -> str:
-    """What the installed JAX requires of libtpu, such as ">=0.0.41", by its metadata; "" if it says nothing."""
-    for requirement in metadata.requires("jax") or ():
-        match = re.match(r"libtpu\s*\(?([^;)]*)", requirement)
-        if match:
-            return match[1].strip().rstrip(")")
-    return ""
+        yield Row("libtpu", "not installed", "on a TPU alone", None)
+    else:
+        yield Row("libtpu", found, "as jax requires", not libtpu_fault, libtpu_fault)
 
 
 def _version(name: str) -> str | None:
@@ -56,30 +39,6 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _meets(version: str, requirement: str) -> bool:
-    """Whether the version is in the bounds `>=A`, `==A.*`, `<B`, which commas join."""
-    for bound in filter(None, requirement.replace(" ", "").split(",")):
-        operator, wanted = re.findall(r"^(>=|<=|==|<|>|~=)?(.*)$", bound)[0]
-        ours = _numbers(version)
-        theirs = _numbers(wanted.rstrip(".*"))
-        comparisons = {
-            ">=": ours >= theirs,
-            "~=": ours >= theirs and ours[: len(theirs) - 1] == theirs[:-1],
-            "<=": ours <= theirs,
-            "<": ours < theirs,
-            ">": ours > theirs,
-            "==": ours[: len(theirs)] == theirs,
-            "": ours == theirs,
-        }
-        if not comparisons[operator]:
-            return False
-    return True
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def holder_rows(proc: Path = Path("/proc"), lock_file: Path = LOCK_FILE) -> Iterator[Row]:
@@ -114,11 +73,13 @@ def _held_chip(process: Path) -> str:
 
 
 def _command(process: Path) -> str:
+    """The program and its script. Other words may be keys, and folders names of users."""
     try:
-        words = (process / "cmdline").read_bytes().split(b"\0")
+        words = (process / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
     except OSError:
         return "unknown"
-    return b" ".join(words).decode("utf-8", "replace").strip()[:80] or "unknown"
+    script = words[1] if len(words) > 1 and not words[1].startswith("-") else ""
+    return " ".join(Path(word).name for word in (words[0], script) if word) or "unknown"
 
 
 def port_rows() -> Iterator[Row]:
@@ -155,11 +116,22 @@ def host_rows(folder: Path, meminfo: Path = Path("/proc/meminfo")) -> Iterator[R
     yield Row("free host memory", f"{memory / 1e9:,.0f} GB", expected, memory >= LEAST_MEMORY, "end other processes")
 
 
+def host_count_rows(environment: Mapping[str, str]) -> Iterator[Row]:
+    """The hosts of the slice, where there are several: each of them waits for the others as soon as JAX is loaded."""
+    hosts = len(environment.get("TPU_WORKER_HOSTNAMES", "").split(","))
+    if hosts > 1:
+        yield Row("hosts of the slice", str(hosts), "this command on all of them at the same time", None)
+
+
 def expected_chips(environment: Mapping[str, str]) -> int | None:
     """Chips that this host should see, by the variables of a TPU VM, Kaggle or GKE; None: they do not say."""
     bounds = environment.get("TPU_CHIPS_PER_HOST_BOUNDS", "")
     if re.fullmatch(r"\d+,\d+,\d+", bounds):
         x, y, z = map(int, bounds.split(","))
         return x * y * z
-    single = re.fullmatch(r"v(?:5litepod|6e|5e)-([148])", environment.get("TPU_ACCELERATOR_TYPE", ""))
-    return int(single[1]) if single else None
+    named = ACCELERATOR_TYPE.fullmatch(environment.get("TPU_ACCELERATOR_TYPE", ""))
+    if named is None:
+        return None
+    counts_cores = named[1] in ("v4", "v5p")
+    chips = int(named[2]) // (2 if counts_cores else 1)
+    return chips if chips == 1 or (chips == 8 and not counts_cores) else min(chips, 4)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import getpass
+import re
+import socket
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -20,3 +24,15 @@ class Row:
         if self.passed is None:
             return "-"
         return "ok" if self.passed else "FAILED"
+
+    def without_names(self) -> Row:
+        """The row without folders of this machine, its name and that of the user, which errors may contain."""
+        return replace(self, found=_without_names(self.found), way_out=_without_names(self.way_out))
+
+
+def _without_names(text: str) -> str:
+    for folder, short in ((Path.cwd(), "."), (Path.home(), "~")):
+        if folder != Path("/"):
+            text = text.replace(str(folder), short)
+    text = text.replace(socket.gethostname(), "HOST")
+    return re.sub(rf"\b{re.escape(getpass.getuser())}\b", "USER", text)

@@ -24,7 +24,16 @@ from memsearcher_jax.training.config import TrainingConfig
 from memsearcher_jax.training.logprobs import make_logprob_fn
 from memsearcher_jax.training.packing import PackedBatch, TrainingExample, pack
 
-KINDS = {"v5 lite": "v5e", "v5e": "v5e", "v5p": "v5p", "v5": "v5p", "v6 lite": "v6e", "v6e": "v6e", "tpu7x": "tpu7x"}
+KINDS = {
+    "v4": "v4",
+    "v5 lite": "v5e",
+    "v5e": "v5e",
+    "v5p": "v5p",
+    "v5": "v5p",
+    "v6 lite": "v6e",
+    "v6e": "v6e",
+    "tpu7x": "tpu7x",
+}
 """What `device_kind` of JAX contains, the most particular first -> the name of the chip."""
 LAYERS = 4  # of the model that is timed: programs compile faster, and each layer takes as long as any other
 MISMATCH = {"float32": 1e-3, "bfloat16": 5e-2}
@@ -166,9 +175,10 @@ def _update_seconds(model: ModelConfig, training: TrainingConfig, mesh: Mesh, pa
 
 
 def _speed_row(name: str, tokens: int, seconds: float, bound: float | None) -> Row:
-    """Tokens per second, and the share of the peak rate; `bound`: seconds at the peak rate."""
+    """Tokens per second, and what a plan expects of this chip; `bound`: seconds at the peak rate."""
     found = f"{tokens / seconds:,.0f} tokens/s"
     if bound is None:
         return Row(name, found, "peak rates of this device are not known", None)
-    planned = Workload().efficiency
-    return Row(name, f"{found}, {bound / seconds:.0%} of the peak rate", f"plans assume {planned:.0%}", None)
+    planned_seconds = bound / Workload().efficiency
+    shares = f"{bound / seconds:.0%} of the peak rate, {planned_seconds / seconds:.0%} of a plan"
+    return Row(name, f"{found}, {shares}", f"{tokens / planned_seconds:,.0f} tokens/s in a plan", None)

@@ -1,6 +1,7 @@
 """A libtpu that JAX was not built for is one line, before anything is compiled."""
 
 from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,8 @@ def versions(monkeypatch):
     def install(installed: str, required: str) -> None:
         actual = metadata.version
         monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
-        monkeypatch.setattr(preconditions.importlib.util, "find_spec", lambda name: name)
+        package = SimpleNamespace(submodule_search_locations=["/venv/libtpu"])
+        monkeypatch.setattr(preconditions.importlib.util, "find_spec", lambda name: package)
         monkeypatch.setattr(metadata, "requires", lambda name: ["jaxlib==1", f'libtpu{required}; extra == "tpu"'])
         monkeypatch.setattr(metadata, "version", lambda name: installed if name == "libtpu" else actual(name))
 
@@ -42,6 +44,8 @@ def test_a_library_of_the_image_is_named(versions, monkeypatch):
     versions("0.0.42.1", "==0.0.42.*")
     monkeypatch.setenv("TPU_LIBRARY_PATH", "/lib/libtpu.so")
     assert preconditions.libtpu_fault().startswith("TPU_LIBRARY_PATH is /lib/libtpu.so, and jax ")
+    monkeypatch.setenv("TPU_LIBRARY_PATH", "/venv/libtpu/libtpu.so")  # as an import of libtpu sets it for its children
+    assert not preconditions.libtpu_fault()
 
 
 def test_a_plan_refuses_it_and_a_start_on_a_tpu_prints_it(versions, refused, monkeypatch, capsys):
