@@ -196,7 +196,8 @@ def train(config: RunConfig, steps: int, directory: Path) -> tuple[float, float]
         )
 
     def published() -> Params:
-        return sharding.publish(state.params, model, mesh, model.compute_dtype)
+        publish = sharding.publish_program(model, mesh, tuple(mesh.devices.flat), model.compute_dtype)
+        return sharding.on_submesh(publish(state.params), mesh)
 
     def scored(problems: Sequence[Problem], copies: int, key: jax.Array, rule: SamplingParams):
         trajectories = sampler.trajectories(problems, copies, published(), key, rule)
