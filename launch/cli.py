@@ -79,6 +79,8 @@ class Command(SettingsSource):
 
     needs_weights: ClassVar[bool] = True
     """Whether adapters need the weights that they belong to."""
+    has_result: ClassVar[bool] = True
+    """Whether there is something for --json."""
 
     compile_cache: Annotated[str, tyro.conf.arg(metavar="DIR"), IS_PATH] = ""
     """JAX's persistent compilation cache, a directory or gs:// address; off: none. Default: in ~/.cache, except for
@@ -88,6 +90,11 @@ class Command(SettingsSource):
     smoke_test: bool = False
     """Let the preset of a published model run with random weights, synthetic data and hashed words, on any device."""
     run: Annotated[RunConfig, tyro.conf.arg(name=""), tyro.conf.FlagConversionOff] = field(default_factory=RunConfig)
+
+    @property
+    def use(self) -> str:
+        """What the command is used for, by which `unused_settings` knows the settings that it does not read."""
+        return type(self).__name__
 
     def with_settings(self) -> Command:
         """Applies the command's other flags to `run`."""
@@ -150,9 +157,11 @@ def parse_settings(command: type[CommandT], source: SettingsSource, words: Seque
         flags = _resumed(command, source, words)
     else:
         flags = _new(command, source, words)
+    if flags.json and not command.has_result:
+        raise ValueError("--json writes the result of a command, and a service has none: omit it")
     check(flags.run, needs_weights=command.needs_weights)
     open_own_files(flags.run)
-    left_out = refuse_unused(command.__name__, given_settings(words), flags.run)
+    left_out = refuse_unused(flags.use, given_settings(words), flags.run)
     if left_out:
         print(f"left out, because this command does not use it: --{', --'.join(left_out)}", file=sys.stderr)
     given_as = {"model.path": "--checkpoint"} if flags.checkpoint else {}

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from memsearcher_jax.agent.base import ReadingAgent
 from memsearcher_jax.config import agent_of
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ServeAgent(cli.Command):
     """Serve a trained agent."""
+
+    has_result: ClassVar[bool] = False
 
     name: str = ""
     """The model's name for clients. Default: that of the directory in --checkpoint."""

@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.launch import cli, preconditions
@@ -39,6 +39,8 @@ DRAIN_SECONDS = 4  # for requests in flight when the service is stopped; a searc
 @dataclass(frozen=True)
 class Serve(cli.Command):
     """Serve search over HTTP."""
+
+    has_result: ClassVar[bool] = False
 
     out: cli.Directory = None
     """Directory for an index that has to be built. Default: a temporary one."""

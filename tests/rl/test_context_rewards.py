@@ -124,11 +124,6 @@ def test_recorded_losses(shared):
         assert float(statistics["clip_fraction"]) == pytest.approx(expected["clipfrac"], abs=1e-6)
         assert float(statistics["dual_clip_fraction"]) == pytest.approx(expected["clipfrac_lower"], abs=1e-6)
         assert float(statistics["approx_kl"]) == pytest.approx(expected["ppo_kl"], abs=1e-5), case["id"]
-        # The reference clips log-probability differences to 20 before this mean; here they are clipped only before exp.
-        bounded = np.clip(old_BT - logprob_BT, -20, 20)[mask_BT > 0].mean()
-        assert bounded == pytest.approx(expected["ppo_kl"], abs=1e-5)
-        if np.abs(old_BT - logprob_BT).max() < 20:
-            assert float(statistics["approx_kl"]) == pytest.approx(expected["ppo_kl"], abs=1e-5)
         kl_BT = np.asarray(jax.jit(grpo.kl_k3)(logprob_BT, np.asarray(inputs["ref_log_prob"], np.float32)))
         np.testing.assert_allclose(kl_BT, expected["kl"], rtol=1e-4, atol=1e-6)
 
