@@ -28,6 +28,17 @@ from memsearcher_jax.training.checkpoint import Checkpoints
 from memsearcher_jax.training.packing import TrainingExample
 from memsearcher_jax.training.trainer import make_trainer
 
+FIXED_SETTINGS = (
+    "seed",
+    "sft.min_reward",
+    "sft.keep",
+    "sft.trajectories_per_step",
+    "sft.held_out_share",
+    "training.seq_len",
+    "model.tokenizer",
+)
+"""With the files they decide what a step trains; compared where a checkpoint of 0.3.0 has no checksum of that."""
+
 
 def open_state(run: Run, data: RecordedData, folder: Path | None = None) -> tuple[RunState, dict[str, Any]]:
     """The policy at step 0, or at the newest checkpoint of the run in `folder`, and the meta of its checkpoints.
@@ -43,14 +54,19 @@ def open_state(run: Run, data: RecordedData, folder: Path | None = None) -> tupl
     state, meta = open_policy(run, folder, TrainedBy.SFT, make, bool(model.lora_rank))
     if meta.setdefault("trajectories", data.checksum) != data.checksum:
         raise ValueError(f"sft.trajectories or sft.held_out are other files than when {folder} was begun")
-    if meta.setdefault("schedule", data.schedule) != data.schedule:
-        changed = differences(from_dict(meta["settings"]), run.config)
+    changed = differences(from_dict(meta["settings"]), run.config) if "settings" in meta else []
+    if "schedule" in meta:
+        is_other_schedule = meta["schedule"] != data.schedule
+    else:
+        changed = [difference for difference in changed if difference[0] in FIXED_SETTINGS]
+        is_other_schedule = bool(changed)
+    if is_other_schedule:
         listed = ", ".join(f"{name} from {then!r} to {now!r}" for name, then, now in changed)
         raise ValueError(
             f"{folder} would train some trajectories twice and others never if it went on with other settings "
             f"({listed}): omit them, or begin another run"
         )
-    return state, meta | {"settings": to_dict(run.config)}
+    return state, meta | {"settings": to_dict(run.config), "schedule": data.schedule}
 
 
 def train(
