@@ -29,5 +29,6 @@ class MetricName(StrEnum):
     SEARCH_LATENCY_P95 = "search_latency_p95"  # 95th percentile of the same
     DEVICE_GB = "device_gb"  # memory in use on the fullest device after a rollout; absent on CPU
     DEVICE_PEAK_GB = "device_peak_gb"  # peak of the same since the start
+    HOST_PEAK_GB = "host_peak_gb"  # largest resident memory of the first host's process in a step; absent off Linux
     PASSAGES_PER_SECOND = "passages_per_second"  # encoded while an index is built
     LOGPROB_DIFF_MEAN = "logprob_diff_mean"  # mean |sampler - trainer| over the policy's tokens

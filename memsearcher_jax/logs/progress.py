@@ -31,13 +31,15 @@ DISPLAYED = {
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
-    """One line with the metrics of `DISPLAYED`, then the seconds of each phase.
+    """One line with the metrics of `DISPLAYED`, then the seconds of each phase and the host's peak memory.
 
     After them the seconds in which the devices waited for the host, if they are more than a tenth of the rollout.
     """
     parts = [form.format(metrics[name]) for name, form in DISPLAYED.items() if name in metrics]
     phases = [name for name in metrics if name.startswith(PHASE_PREFIX)]
     parts += [f"{name.removeprefix(PHASE_PREFIX)} {metrics[name]:.1f}s" for name in phases]
+    if MetricName.HOST_PEAK_GB in metrics:
+        parts.append(f"host {metrics[MetricName.HOST_PEAK_GB]:.2f} GB")
     host_wait = metrics.get(MetricName.HOST_WAIT, 0.0)
     if host_wait > 0.1 * metrics.get(f"{PHASE_PREFIX}rollout", math.inf):
         parts.append(f"host_wait {host_wait:.1f}s")

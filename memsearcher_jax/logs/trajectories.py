@@ -184,9 +184,12 @@ def decode_trajectory(where: str, line: bytes) -> ScoredTrajectory:
 
 def encode_context(context: Context) -> dict[str, Any]:
     """The context as plain JSON."""
+    logprobs = context.logprobs.tolist()
+    if not np.isfinite(context.logprobs).all():
+        logprobs = encode_floats(logprobs)
     record = {
         "ids": context.ids.tolist(),
-        "logprobs": encode_floats(context.logprobs.tolist()),
+        "logprobs": logprobs,
         "sampled": context.sampled.astype(int).tolist(),
         "version": context.version,
     }

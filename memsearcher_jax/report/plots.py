@@ -62,6 +62,7 @@ PANELS = (
     Panel("Host wait", "seconds of a rollout without a call", (MetricName.HOST_WAIT,)),
     Panel("Search latency", "seconds, mean and 95th percentile", (rf"{MetricName.SEARCH_LATENCY}(_p95)?",)),
     Panel("Device memory", "GB in use, and peak", (MetricName.DEVICE_GB, MetricName.DEVICE_PEAK_GB)),
+    Panel("Host memory", "GB, peak of a step", (MetricName.HOST_PEAK_GB,)),
     Panel("Exact match by hops", "fraction of trajectories", (rf"{MetricName.EXACT_MATCH}/\d+_hops",)),
     Panel("Stop reasons", "fraction of trajectories", (rf"{STOP_PREFIX}.*",)),
     Panel("Time per step", "seconds", (rf"{PHASE_PREFIX}.*",)),

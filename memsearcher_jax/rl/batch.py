@@ -2,7 +2,7 @@
 
 Every host gets the examples of all hosts and packs them with the same draws: so rows and mini-batches agree without
 further messages, and a run learns the same on any number of hosts. For a step of the paper's batch this is some hundred
-megabytes, while an update takes minutes. Trajectories travel compressed, only to be written by the first host.
+megabytes, while an update takes minutes. The texts of trajectories are not exchanged here: see `recorder`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from memsearcher_jax.hosts.distributed import Hosts
-from memsearcher_jax.logs.trajectories import compress_trajectories, decode, summarize_trajectory
+from memsearcher_jax.logs.trajectories import decode, summarize_trajectory
 from memsearcher_jax.rl.advantages import mixed_groups, multi_context_advantages
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.metrics import RolloutStats
@@ -38,7 +38,7 @@ class RolloutBatch:
     examples: Sequence[TrainingExample]
     summaries: Sequence[TrajectorySummary]  # one for each trajectory
     stats: RolloutStats = field(default_factory=RolloutStats)
-    trajectories: bytes = b""  # a trajectory file, as `logs.trajectories` writes it; empty if none are kept
+    scored: Sequence[ScoredTrajectory] = ()  # of this host, to be written
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def mixed_groups(self, group_size: int) -> list[bool]:
@@ -51,9 +51,8 @@ def make_rollout_batch(
 ) -> RolloutBatch:
     """The batch of one host's trajectories, G of each problem."""
     examples = multi_context_advantages(scored, _groups(scored, settings.group_size), settings, train_on)
-    trajectories = compress_trajectories(scored) if settings.save_trajectories else b""
     summaries = [summarize_trajectory(trajectory) for trajectory in scored]
-    return RolloutBatch(examples, summaries, stats, trajectories)
+    return RolloutBatch(examples, summaries, stats, scored)
 
 
 def _groups(trajectories: Sequence[Any], group_size: int) -> list[int]:
@@ -62,13 +61,16 @@ def _groups(trajectories: Sequence[Any], group_size: int) -> list[int]:
 
 
 def exchange(hosts: Hosts, batch: RolloutBatch | None) -> RolloutBatch:
-    """The batches of all hosts as one, on each of them. Raises RunEnded on all of them if one host gives None."""
+    """The batches of all hosts as one, on each of them, but for `scored`.
+
+    Raises RunEnded on all of them if one host gives None.
+    """
     if hosts.count == 1 and batch is not None:
         return batch
     batches = hosts.exchange(None if batch is None else to_bytes(batch))
-    if batches is None:
+    if batches is None or batch is None:
         raise hosts.ended()
-    return concatenate([from_bytes(content) for content in batches])
+    return replace(concatenate([from_bytes(content) for content in batches]), scored=batch.scored)
 
 
 def concatenate(
@@ -77,9 +79,9 @@ def concatenate(
     """One batch out of several, in this order. Hosts sample concurrently, so the slowest one's seconds count."""
     examples = [example for batch in batches for example in batch.examples]
     summaries = [summary for batch in batches for summary in batch.summaries]
-    trajectories = b"".join(batch.trajectories for batch in batches)
+    scored = [trajectory for batch in batches for trajectory in batch.scored]
     stats = _joined([batch.stats for batch in batches], combine_seconds)
-    return RolloutBatch(examples, summaries, stats, trajectories)
+    return RolloutBatch(examples, summaries, stats, scored)
 
 
 def _joined(parts: Sequence[RolloutStats], combine_seconds: Callable[[Iterable[float]], float]) -> RolloutStats:
@@ -97,12 +99,14 @@ def _joined(parts: Sequence[RolloutStats], combine_seconds: Callable[[Iterable[f
 
 
 def to_bytes(batch: RolloutBatch) -> bytes:
-    """Plain arrays and JSON, nothing that could run; `from_bytes` gives the same batch back to the bit."""
+    """Plain arrays and JSON, nothing that could run.
+
+    `from_bytes` gives the same batch back to the bit, without `scored`.
+    """
     summaries = [asdict(summary) | {"stop": summary.stop.value} for summary in batch.summaries]
     texts = {"summaries": summaries, "stats": asdict(batch.stats)}
     arrays: dict[str, np.ndarray] = {
         "texts": np.frombuffer(json.dumps(texts).encode(), np.uint8),
-        "trajectories": np.frombuffer(batch.trajectories, np.uint8),
         "lengths": np.array([len(example.ids) for example in batch.examples], np.int64),
     }
     for name, dtype in TOKEN_DTYPES.items():
@@ -123,7 +127,6 @@ def from_bytes(content: bytes) -> RolloutBatch:
     """The inverse of `to_bytes`. The arrays of the examples are views of those of the whole batch."""
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         texts = json.loads(arrays["texts"].tobytes())
-        trajectories = arrays["trajectories"].tobytes()
         ends = np.cumsum(arrays["lengths"])
         tokens = {name: arrays[name] for name in (*TOKEN_DTYPES, "memory") if name in arrays}
         scalars = {name: arrays[name].tolist() for name in SCALAR_DTYPES}  # as Python's numbers
@@ -136,4 +139,4 @@ def from_bytes(content: bytes) -> RolloutBatch:
         examples.append(TrainingExample(**own_tokens, **own_scalars))
         begin = end
     summaries = [decode(TrajectorySummary, fields) for fields in texts["summaries"]]
-    return RolloutBatch(examples, summaries, decode(RolloutStats, texts["stats"]), trajectories)
+    return RolloutBatch(examples, summaries, decode(RolloutStats, texts["stats"]))

@@ -34,12 +34,13 @@ def train(state: RunState, collector: Collector, recovery: Recovery, evaluator: 
         while state.step < state.run.config.rl.steps:
             with recorder.step(state) as (metrics, timer):
                 batch = collector.collect(state, timer)
+                compressed = recorder.compress(state, batch.scored)
                 metrics |= batch.metrics
                 metrics |= state.update(recovery.trainable(batch), timer)
                 state.publish(timer)
                 collector.commit()
-                recorder.keep(state.step, batch.trajectories)
                 state.step += 1
+                recorder.keep(state.step - 1, compressed, timer)
                 if recovery.check(state.step - 1, metrics):
                     recovery.restore_best(state, timer)
                     collector.restart()

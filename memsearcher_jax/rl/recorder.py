@@ -1,8 +1,12 @@
-"""What a run writes while it trains: metrics, trajectories and checkpoints, and how it ends."""
+"""What a run writes while it trains: metrics, trajectories and checkpoints, and how it ends.
+
+Each host compresses the trajectories that it has sampled while the devices train; then the first host writes them all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,13 +16,16 @@ from typing import Any
 from memsearcher_jax.hosts.distributed import Hosts
 from memsearcher_jax.hosts.ending import EndReason, RunEnded
 from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.logs.host_memory import peak_gb, record_peak_anew
+from memsearcher_jax.logs.metric_names import MetricName
 from memsearcher_jax.logs.metrics import MetricsWriter
 from memsearcher_jax.logs.progress import Progress
-from memsearcher_jax.logs.trajectories import step_path
+from memsearcher_jax.logs.trajectories import compress_trajectories, step_path
 from memsearcher_jax.rl.metrics import Metrics
 from memsearcher_jax.rl.state import RunState
 from memsearcher_jax.rl.timing import Timer, profiled
 from memsearcher_jax.training.checkpoint import Checkpoints
+from memsearcher_jax.types import ScoredTrajectory
 
 
 @dataclass
@@ -35,6 +42,9 @@ class Recorder:
     trajectories: dict[Path, bytes] = field(default_factory=dict)  # that are not written yet
     unsaved: OSError | None = None  # why a checkpoint that was due is not written
     noted: str = ""  # the last reason that was printed
+    thread: ThreadPoolExecutor = field(
+        default_factory=partial(ThreadPoolExecutor, 1, "trajectories")
+    )  # compresses them
 
     @contextmanager
     def step(self, state: RunState) -> Iterator[tuple[Metrics, Timer]]:
@@ -43,11 +53,15 @@ class Recorder:
         metrics = Metrics()
         timer = Timer(self.progress.activity)
         is_profiled = number == self.profiled_step and self.hosts.first
+        record_peak_anew()
         try:
             with profiled(self.out, number) if is_profiled else nullcontext():
                 yield metrics, timer
         finally:
             metrics |= timer.metrics
+            peak = peak_gb()
+            if peak is not None:
+                metrics[MetricName.HOST_PEAK_GB] = peak
             if (writer := self.writer) is not None and state.step > number:
                 self._attempt(lambda: writer.write(number, metrics), checkpoint=False)
         self.progress.advance(metrics)
@@ -79,10 +93,24 @@ class Recorder:
             saved = "checkpoint saved" if state.step else "no step was complete"
         raise RunEnded(end.reason, f"stopped after step {state.step} ({end}); {saved}")
 
-    def keep(self, step: int, trajectories: bytes) -> None:
-        """Takes the trajectories that a step has trained on, to write them."""
-        if self.hosts.first and trajectories:
-            self.trajectories[step_path(self.out, step)] = trajectories
+    def compress(self, state: RunState, scored: Sequence[ScoredTrajectory]) -> Future[bytes] | None:
+        """Begins to compress what this host has sampled for a step; None if trajectories are not kept."""
+        if not state.run.config.rl.save_trajectories:
+            return None
+        return self.thread.submit(compress_trajectories, scored)
+
+    def keep(self, step: int, compressed: Future[bytes] | None, timer: Timer) -> None:
+        """Takes the trajectories that a step has trained on, of all hosts, to write them. Collective.
+
+        Raises RunEnded on all hosts where those of one cannot be written as JSON.
+        """
+        if compressed is None:
+            return
+        with timer("write"):
+            contents = self.hosts.exchange(self.hosts.agreed(compressed.result))
+            assert contents is not None, "every host gives its own"
+            if self.hosts.first:
+                self.trajectories[step_path(self.out, step)] = b"".join(contents)
 
     def save_if_due(self, state: RunState, timer: Timer, *, is_best: bool = False) -> None:
         """Writes trajectories, and a checkpoint of the best weights or where the settings ask for one. Collective."""

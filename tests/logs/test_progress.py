@@ -38,6 +38,7 @@ def test_metrics_are_formatted_in_a_fixed_order():
 def test_devices_that_wait_for_the_host_are_shown_from_a_tenth_of_the_rollout_on():
     assert format_metrics({"time/rollout": 10.0, "host_wait": 1.01}) == "rollout 10.0s  host_wait 1.0s"
     assert format_metrics({"time/rollout": 10.0, "host_wait": 0.99}) == "rollout 10.0s"
+    assert format_metrics({"time/update": 2.0, "host_peak_gb": 1.234}) == "update 2.0s  host 1.23 GB"
 
 
 def test_a_file_gets_one_plain_line_per_step():

@@ -5,6 +5,7 @@ python many_hosts.py PORT PROCESS PROCESSES FOLDER      eight devices in total
 
 import os
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 
 PORT, PROCESS, PROCESSES = (int(word) for word in sys.argv[1:4]) if __name__ == "__main__" else (0, 0, 1)
@@ -24,10 +25,13 @@ if __name__ == "__main__":
 
 from memsearcher_jax.hosts.distributed import Hosts, Interrupted  # noqa: E402
 from memsearcher_jax.hosts.ending import EndReason, RunEnded  # noqa: E402
+from memsearcher_jax.logs.trajectories import step_path  # noqa: E402
 from memsearcher_jax.model import qwen, sharding  # noqa: E402
 from memsearcher_jax.model.config import MeshConfig  # noqa: E402
 from memsearcher_jax.rl.batch import RolloutBatch, exchange  # noqa: E402
 from memsearcher_jax.rl.metrics import RolloutStats  # noqa: E402
+from memsearcher_jax.rl.recorder import Recorder  # noqa: E402
+from memsearcher_jax.rl.timing import Timer  # noqa: E402
 from memsearcher_jax.sampling.scheduler import SamplerStats  # noqa: E402
 from memsearcher_jax.training import checkpoint, update  # noqa: E402
 from memsearcher_jax.training.config import TrainingConfig  # noqa: E402
@@ -71,7 +75,6 @@ def make_batch(host: int, hosts: int) -> RolloutBatch:
         local,
         summaries,
         RolloutStats(SamplerStats(generated_tokens=len(local)), float(len(local)), (0.1 * host,)),
-        bytes([host]) * 5_000,
     )
 
 
@@ -114,6 +117,23 @@ def leaves(state: update.TrainState, mesh: jax.sharding.Mesh) -> dict[str, np.nd
     return {jax.tree_util.keystr(path): np.asarray(x.addressable_data(0)) for path, x in paths}
 
 
+def keep_trajectories(hosts: Hosts, folder: Path) -> None:
+    """The first host gets those of all hosts; where one host cannot write its own, all end."""
+    recorder = Recorder(folder, None, None, hosts, dict)
+    compressed = Future()
+    compressed.set_result(bytes([hosts.index]) * 5_000)
+    recorder.keep(3, compressed, Timer())
+    everyones = b"".join(bytes([host]) * 5_000 for host in range(PROCESSES))
+    assert recorder.trajectories == ({step_path(folder, 3): everyones} if hosts.first else {})
+    if not hosts.first:
+        compressed = Future()
+        compressed.set_exception(ValueError("problem 'q1' cannot be written as JSON"))
+    with pytest.raises(RunEnded, match=r"^ValueError: problem 'q1' cannot be written as JSON$"):
+        recorder.keep(4, compressed, Timer())
+    hosts.reasons.clear()
+    hosts.stopping.clear()
+
+
 def main(folder: Path) -> None:
     hosts, mesh = Hosts(jax.process_index(), jax.process_count()), sharding.make_mesh(MESH)
     assert (hosts.index, hosts.count, len(jax.devices())) == (PROCESS, PROCESSES, 8)
@@ -122,7 +142,7 @@ def main(folder: Path) -> None:
     np.savez(folder / f"learned_{PROCESS}.npz", **leaves(state, mesh), **{f"metric {k}": v for k, v in metrics.items()})
     assert len(batch.examples) == len(batch.summaries) == 40
     assert batch.stats.sampler == SamplerStats(generated_tokens=40)
-    assert batch.trajectories == b"".join(bytes([host]) * 5_000 for host in range(PROCESSES))
+    keep_trajectories(hosts, folder)
     save(folder / "by_two_processes", state)
     np.savez(folder / f"read_{PROCESS}.npz", **leaves(restore(folder / "by_one_process", mesh), mesh))
     # If a host has no batch, all hosts end with the reason that counts most, and none blocks.

@@ -2,6 +2,7 @@
 
 import errno
 import math
+import threading
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -441,6 +442,46 @@ def test_metrics_and_trajectories_that_cannot_be_written_are_written_later(scrip
     assert run.steps() == (list(range(STEPS)), list(range(STEPS)))
     assert [one.trajectory.rollout for one in read_trajectories(step_path(run.out, 2))] == [0, 1] * 2
     assert len(run.notes) == 1
+
+
+def test_trajectories_are_compressed_while_the_devices_train(scripted, monkeypatch):
+    updating, compressing = threading.Event(), threading.Event()
+    run = scripted()
+    update, compress = run.state.update, recorder.compress_trajectories
+
+    def update_and_wait(examples, timer):
+        updating.set()
+        assert compressing.wait(30), "compression did not begin before the update ended"
+        return update(examples, timer)
+
+    def wait_and_compress(scored):
+        assert updating.wait(30), "the update did not begin before the compression ended"
+        compressing.set()
+        return compress(scored)
+
+    run.state.update = update_and_wait
+    monkeypatch.setattr(recorder, "compress_trajectories", wait_and_compress)
+    run.train()
+    assert run.steps() == (list(range(STEPS)), list(range(STEPS)))
+    written = [one.trajectory.problem.id for one in read_trajectories(step_path(run.out, 0))]
+    assert len(written) == 4 and len(set(written)) == 2
+
+
+def test_trajectories_that_cannot_be_written_as_json_end_the_run_after_their_step(scripted):
+    run = scripted()
+    roll_out = run.collector.driver.trajectories
+
+    def with_metadata(*args, **settings):
+        done, stats = roll_out(*args, **settings)
+        metadata = {"value": object()} if run.state.step >= FAULTY else {}
+        return [replace(one, problem=replace(one.problem, metadata=metadata)) for one in done], stats
+
+    run.collector.driver.trajectories = with_metadata
+    with pytest.raises(RunEnded, match="cannot be written as JSON") as end:
+        run.train()
+    assert end.value.reason is EndReason.FAILURE
+    assert max(run.checkpoints.saved) == FAULTY + 1
+    assert run.steps() == (list(range(FAULTY + 1)), list(range(FAULTY)))
 
 
 def test_a_run_that_can_roll_back_begins_with_a_target(scripted):

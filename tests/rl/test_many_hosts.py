@@ -1,5 +1,6 @@
 """Two processes of four devices train as one process of eight devices, and restore checkpoints of each other."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,9 @@ from memsearcher_jax.hosts.distributed import Hosts
 from memsearcher_jax.hosts.ending import RunEnded
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig
-from memsearcher_jax.rl.batch import RolloutBatch, exchange, from_bytes, to_bytes
+from memsearcher_jax.rl.batch import RolloutBatch, concatenate, exchange, from_bytes, to_bytes
 from memsearcher_jax.rl.metrics import RolloutStats
+from memsearcher_jax.types import ScoredTrajectory
 from tests.rl import many_hosts
 from tests.rl.processes import run_hosts
 
@@ -61,13 +63,16 @@ def test_two_hosts_train_as_one_and_checkpoints_are_interchangeable(single_proce
 def test_a_batch_round_trips_through_bytes():
     batch = many_hosts.make_batch(0, 1)
     again = from_bytes(to_bytes(batch))
-    assert (again.summaries, again.stats, again.trajectories) == (batch.summaries, batch.stats, batch.trajectories)
+    assert (again.summaries, again.stats) == (batch.summaries, batch.stats)
     for example, other in zip(batch.examples, again.examples, strict=True):
         assert (example.advantage, example.number) == (other.advantage, other.number)
         for name in ("ids", "logprobs", "sampled"):
             np.testing.assert_array_equal(getattr(example, name), getattr(other, name))
     empty = RolloutBatch([], [], RolloutStats(search_latencies=(0.5,)))
     assert from_bytes(to_bytes(empty)) == empty
+    scored = [ScoredTrajectory(None, 1.0)]
+    assert exchange(Hosts(), replace(empty, scored=scored)).scored == scored
+    assert concatenate([replace(empty, scored=scored), replace(empty, scored=scored)]).scored == 2 * scored
 
 
 def test_exchange_of_a_single_host_is_the_identity_or_its_end():
