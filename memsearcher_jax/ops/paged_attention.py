@@ -23,6 +23,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from memsearcher_jax.ops.attention import NEG_INF, OnlineSoftmax, einsum_f32
 from memsearcher_jax.ops.quantization import rounded
+from memsearcher_jax.ops.vmem import vmem_bytes
 
 GROUP_HEADS = 8
 """Chunks are computed in groups with up to this many (chunk, kv head) pairs, so that one waits less for another."""
@@ -33,7 +34,8 @@ GROUP_QUERIES = 64
 BLOCK_ENTRIES = 512
 """Entries of each context that are copied together."""
 
-VMEM_BYTES = 64 << 20
+QUERY_BYTES = 16 << 10
+"""Memory of a core for one query of a kv head, with its scores of a block; compiled programs need 9 to 10 KB."""
 
 LANES = 128
 """If the last dimension of an array is smaller, the compiler stores another dimension last, to avoid padding."""
@@ -69,12 +71,38 @@ def paged_attention(
     """Attention of A chunks of W queries over the first `length_A` entries of their contexts, in one layer.
 
     Values must be finite everywhere. The softmax of a chunk with length 0 has the maximum NEG_INF, so that
-    `attention.combine` ignores it.
+    `attention.combine` ignores it. A chunk whose queries exceed the memory of a core is cut into several, each of which
+    reads the pages.
     """
-    entries = CachedEntries(layer, page_table_AI, length_A)
-    max_AKX1, sum_AKX1, acc_AKXH = _attention(q_AKQWH, pools, entries, jnp.int32(0), None)
-    shape = q_AKQWH.shape
-    return OnlineSoftmax(max_AKX1.reshape(shape[:4]), sum_AKX1.reshape(shape[:4]), acc_AKXH.reshape(shape))
+    parts = _parts_of_chunk(q_AKQWH)
+    cut_AKQWH = _cut(q_AKQWH, parts)
+    entries = CachedEntries(layer, jnp.repeat(page_table_AI, parts, axis=0), jnp.repeat(length_A, parts))
+    max_AKX1, sum_AKX1, acc_AKXH = _attention(cut_AKQWH, pools, entries, jnp.int32(0), None)
+    shape = cut_AKQWH.shape
+    max_AKQW = max_AKX1.reshape(shape[:4])
+    sum_AKQW = sum_AKX1.reshape(shape[:4])
+    return OnlineSoftmax(*(_joined(x, parts) for x in (max_AKQW, sum_AKQW, acc_AKXH.reshape(shape))))
+
+
+def _parts_of_chunk(q_AKQWH: Array) -> int:
+    """The fewest equal parts of a chunk's tokens of which each fits the memory of a core."""
+    _, K, Q, W, _ = q_AKQWH.shape
+    most_queries = vmem_bytes() // QUERY_BYTES
+    return next((parts for parts in range(1, W) if W % parts == 0 and K * Q * W // parts <= most_queries), W)
+
+
+def _cut(q_AKQWH: Array, parts: int) -> Array:
+    """As many times more and shorter chunks, those of one chunk in order."""
+    A, K, Q, W, H = q_AKQWH.shape
+    parts_first = jnp.moveaxis(q_AKQWH.reshape(A, K, Q, parts, W // parts, H), 3, 1)
+    return parts_first.reshape(A * parts, K, Q, W // parts, H)
+
+
+def _joined(x_AKQW: Array, parts: int) -> Array:
+    """The inverse of `_cut`, for arrays with or without a last dimension H."""
+    A, K, Q, W, *rest = x_AKQW.shape
+    parts_inside = jnp.moveaxis(x_AKQW.reshape(A // parts, parts, K, Q, W, *rest), 1, 3)
+    return parts_inside.reshape(A // parts, K, Q, parts * W, *rest)
 
 
 def decode_attention(
@@ -166,7 +194,7 @@ def _attention(
             out_specs=([rows(K, *shape) for shape in result_shapes],),
             scratch_shapes=[scratch],
         ),
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_BYTES),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=vmem_bytes()),
         name="paged_attention" if new is None else "decode_attention",
     )(*scalars, q_AKQWH.reshape(A, K, X, H), pools, new)
     return results
@@ -406,7 +434,8 @@ def append_to_pages(
     are appended one after the other, so that several may share a page. Values must be finite, and so must the keys of a
     token, unless all are NaN.
     """
-    A, H = new[0].shape[1], new[0].shape[4]
+    A = new[0].shape[1]
+    H = new[0].shape[4]
     # With 2 as the last dimension the compiler would pad each pair of scales to a whole row of lanes.
     new = (*new[:2], *(jnp.swapaxes(x_LAKW2, 3, 4) for x_LAKW2 in new[2:]))
     stored = [pools[0], _as_stored(pools[1], H), *pools[2:]]
@@ -429,7 +458,7 @@ def append_to_pages(
             ],
         ),
         input_output_aliases={first_pool + i: i for i in range(len(stored))},
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_BYTES),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=vmem_bytes()),
         name="append_to_pages",
     )(*scalars, list(new), stored)[0]
     return k_LPKHE, _as_stored(v_LPK, H), *scales

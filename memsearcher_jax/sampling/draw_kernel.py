@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,13 +13,13 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from memsearcher_jax.ops.vmem import vmem_bytes
+
 ROWS, LANES = 8, 128
 """One register: that many rows and columns of float32."""
 
 COLUMNS = 16
 """Registers that one loop iteration reads, so that their operations overlap."""
-
-VMEM_BYTES = 64 << 20
 
 ORDERED_MINUS_INF, ORDERED_INF = -0x7F800001, 0x7F800000
 """The bits of the infinities, as `largest_threshold` orders them."""
@@ -38,14 +39,20 @@ def draw(
         jnp.stack([uniform_S, temperature_S, top_k_S.astype(jnp.float32), top_p_S], 1), ((0, rows), (0, 0))
     )
     block = (X, ROWS, V + lanes)
+    block_bytes = 4 * math.prod(block)
+    # Two of them are scratch memory, and with a second buffer the next rows are copied during the passes.
+    logits_buffers = 2 if 4 * block_bytes < vmem_bytes() else 1
     drawn_S2 = pl.pallas_call(
         partial(_kernel, vocab=V),
         out_shape=jax.ShapeDtypeStruct((S + rows, 2), jnp.float32),
         grid=((S + rows) // ROWS,),
-        in_specs=[pl.BlockSpec(block, lambda i: (0, i, 0)), pl.BlockSpec((ROWS, 4), lambda i: (i, 0))],
+        in_specs=[
+            pl.BlockSpec(block, lambda i: (0, i, 0), pipeline_mode=pl.Buffered(logits_buffers)),
+            pl.BlockSpec((ROWS, 4), lambda i: (i, 0)),
+        ],
         out_specs=pl.BlockSpec((ROWS, 2), lambda i: (i, 0)),
         scratch_shapes=[pltpu.VMEM(block, jnp.float32)] * 2,
-        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES),
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_bytes()),
         name="draw",
     )(logits_XSV, rules_S4)
     return drawn_S2[:S, 0].astype(jnp.int32), drawn_S2[:S, 1]

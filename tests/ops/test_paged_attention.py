@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import topologies
 
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig
@@ -12,6 +11,7 @@ from memsearcher_jax.model.rope import apply_rope, rope_rotation
 from memsearcher_jax.ops import paged_attention as kernels
 from memsearcher_jax.ops.attention import combine, normalize, partial_attention
 from memsearcher_jax.ops.quantization import quantize, rounded
+from memsearcher_jax.planning.tpu_plan import find_topology
 
 rotate = jax.jit(apply_rope)
 LAYERS, LAYER, PAGE, PAGES_PER_CHUNK = 2, 1, 8, 5
@@ -101,6 +101,22 @@ def test_attention_reads_the_pages_of_each_chunk(heads, lengths, int8, random, a
     np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("interpreted")
+def test_a_chunk_that_exceeds_the_memory_of_a_core_is_cut(random, monkeypatch):
+    """Each of its three queries becomes a chunk of its own, which reads the same pages."""
+    K, Q, _ = HEADS["two"]
+    monkeypatch.setattr(kernels, "BLOCK_ENTRIES", 2 * PAGE)
+    monkeypatch.setattr(kernels, "vmem_bytes", lambda: K * Q * kernels.QUERY_BYTES)
+    chunks = []
+    attend = kernels._attention
+    monkeypatch.setattr(
+        kernels, "_attention", lambda *arguments: chunks.append(arguments[0].shape) or attend(*arguments)
+    )
+    attention = jax.jit(lambda *arguments: kernels.paged_attention(*arguments))
+    test_attention_reads_the_pages_of_each_chunk(HEADS["two"], LENGTHS["ragged"], False, random, attention)
+    assert [shape[0] for shape in chunks] == [3 * len(LENGTHS["ragged"])]
+
+
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 @pytest.mark.usefixtures("interpreted")
@@ -182,7 +198,7 @@ SHAPES = {  # kv heads, queries of each, head size, layers: of one device
     + [
         (shape, topology, dtype)
         for shape in ("7B", "0.5B")
-        for topology in ("v6e:2x2", "v5p:2x2x1", "tpu7x:2x2x1")
+        for topology in ("v4:2x2x1", "v6e:2x2", "v5p:2x2x1", "tpu7x:2x2x1")
         for dtype in ("bfloat16", "int8")
     ],
 )
@@ -190,8 +206,7 @@ def test_the_kernels_compile_for_every_tpu_and_copy_no_pool(shape, topology, dty
     pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
     monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    devices = topologies.get_topology_desc(topology, platform="tpu").devices
-    mesh = sharding.make_mesh(MeshConfig(1, 1, -1), devices)
+    mesh = sharding.make_mesh(MeshConfig(1, 1, -1), find_topology(topology).devices)
     (K, Q, H, L), E, context_pages, P, J = SHAPES[shape], 128, 64, 1_024, 32
 
     def array(*shape, dtype=jnp.bfloat16):
