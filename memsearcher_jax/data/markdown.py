@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-YAML_FRONT_MATTER = re.compile(r"---[ \t]*\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
+YAML_FRONT_MATTER = re.compile(r"---[ \t]*\n(?![ \t]*\n)(.*?)^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 TOML_FRONT_MATTER = re.compile(r"\+\+\+[ \t]*\n(.*?)^\+\+\+[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 YAML_KEY = re.compile(r"""["']?\w[^:\n]*:(?:[ \t]|\n)""")
 YAML_TITLE = re.compile(r"""^["']?title["']?:[ \t]*["']?(.*?)["']?[ \t]*$""", re.MULTILINE)
@@ -56,8 +56,8 @@ class _Heading:
 def read_front_matter(text: str) -> FrontMatter:
     """The YAML between two `---`, or `---` and `...`, or the TOML between two `+++`, at the beginning of a text.
 
-    Other text after a rule is content. YAML that is invalid, as with a colon in a title, is still front matter if its
-    first line is a key.
+    Other text after a rule is content, also where it reads as YAML behind an empty line, as for Pandoc. YAML that is
+    invalid, as with a colon in a title, is still front matter if its first line is a key.
     """
     import yaml
 
@@ -72,7 +72,7 @@ def read_front_matter(text: str) -> FrontMatter:
     try:
         values = yaml.safe_load(match[1])
     except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a date such as 2021-02-30
-        if not YAML_KEY.match(match[1].lstrip("\n")):
+        if not YAML_KEY.match(match[1]):
             return FrontMatter()
         title = YAML_TITLE.search(match[1])
         values = {"title": title[1]} if title else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
 
 import sentencex
@@ -53,8 +54,29 @@ def _units(text: str, max_words: int, language: str) -> Iterator[list[Span]]:
             continue
         for line in _LINE.finditer(text, sentence["start_index"], sentence["end_index"]):
             words = _words(text, *line.span())
-            for first in range(0, len(words), max_words):
-                yield words[first : first + max_words]
+            while words:
+                end = _last_cut(text, words, max_words)
+                yield words[:end]
+                words = words[end:]
+
+
+def _last_cut(text: str, words: list[Span], max_words: int) -> int:
+    """How many of the words of a line go into one part, at most `max_words`.
+
+    In a script without spaces between words a line is cut at a space or behind punctuation, if there is any in the
+    second half of the part, and never before a mark that belongs to the letter in front of it.
+    """
+    if len(words) <= max_words:
+        return len(words)
+    for end in range(max_words, max_words // 2, -1):
+        last = text[words[end - 1][1] - 1]
+        is_apart = words[end - 1][1] < words[end][0]
+        if is_apart or unicodedata.category(last).startswith("P"):
+            return end
+    end = max_words
+    while end > 1 and unicodedata.category(text[words[end][0]]).startswith("M"):
+        end -= 1
+    return end
 
 
 def _words(text: str, start: int, end: int) -> list[Span]:

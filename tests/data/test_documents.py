@@ -88,7 +88,12 @@ def test_front_matter_gives_the_title_and_is_no_content(tmp_path, text, title):
 
 @pytest.mark.parametrize(
     "text",
-    ["---\nThe first words.\n\n---\nMore.\n", "+++\nno = toml = here\n+++\nMore.\n", "---\n" + "a: b\n" * 100],
+    [
+        "---\nThe first words.\n\n---\nMore.\n",
+        "---\n\nNote: the first words.\n\n---\nMore.\n",
+        "+++\nno = toml = here\n+++\nMore.\n",
+        "---\n" + "a: b\n" * 100,
+    ],
 )
 def test_markdown_that_begins_with_a_rule_keeps_its_text(tmp_path, text):
     ((_, content),) = titles_and_texts(write(tmp_path / "rule.md", text), max_words=1_000)
