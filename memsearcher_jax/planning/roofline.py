@@ -40,12 +40,13 @@ class Chip:
 
 
 # Rates: docs.cloud.google.com/tpu/docs, and jax-ml/scaling-book, tpus.md. hbm_bytes: error messages of the compiler.
-# clock: the FLOPs over those of the matrix units per cycle; assumed for tpu7x.
+# clock: the FLOPs over those of the matrix units per cycle, where a core of tpu7x has the units of one of v6e.
 CHIPS = {
+    "v4": Chip(275e12, 1.05e9, 30.75 * GIB, 1_228e9, 300e9, 4),
     "v5e": Chip(197e12, 1.5e9, 15.75 * GIB, 819e9, 200e9, 16),
     "v5p": Chip(459e12, 1.75e9, 95.73 * GIB, 2_765e9, 600e9, 4),
     "v6e": Chip(918e12, 1.75e9, 31.24 * GIB, 1_640e9, 400e9, 16),
-    "tpu7x": Chip(1_153e12, 1.75e9, 94.74 * GIB, 3_690e9, 300e9, 4, devices=2),
+    "tpu7x": Chip(1_153e12, 2.2e9, 94.74 * GIB, 3_690e9, 300e9, 4, devices=2),
 }
 # SXM cards: dense bfloat16, HBM3 and HBM3e, NVLink in one direction, of nvidia.com/en-us/data-center/h100 and h200;
 # clock: of the boost. hbm_bytes: what nvidia-smi shows, of which `Topology.of` takes the share that JAX takes.

@@ -33,7 +33,8 @@ from memsearcher_jax.training.logprobs import make_logprob_fn
 from memsearcher_jax.training.packing import PACKED_DTYPES, PackedBatch
 from memsearcher_jax.training.trainer import update_program
 
-HOST_CHIPS = {"1x1": (1, 1, 1), "2x4": (2, 4, 1)}  # of one host, along each axis; others have 2 x 2
+HOST_CHIPS = {"1x1": (1, 1, 1), "1x1x1": (1, 1, 1), "2x4": (2, 4, 1)}  # along each axis; other hosts have 2 x 2
+COMPILER_OPTIONS = {"v4": {"chip_config_name": "megacore"}}  # by default a chip would be two devices
 Notify = Callable[[str], object]  # gets the program that begins to compile
 
 
@@ -78,10 +79,11 @@ def find_topology(name: str) -> Topology:
     another name.
     """
     generation, _, shape = name.partition(":")
-    form = r"([1-9]\d{0,2}x)?[1-8]" if generation in GPUS else r"\d+(x\d+)*"
+    form = r"([1-9]\d{0,2}x)?[1-8]" if generation in GPUS else r"\d+(x\d+)*(-4t)?"
     if generation not in CHIPS | GPUS or not re.fullmatch(form, shape):
         raise ValueError(f"--topology {name}: plans are for {', '.join(CHIPS)} and {', '.join(GPUS)}:[HOSTSx]GPUS")
-    lengths = [int(length) for length in shape.split("x")]
+    chips = shape.removesuffix("-4t")
+    lengths = [int(length) for length in chips.split("x")]
     if generation in GPUS:
         jax.config.update("jax_num_cpu_devices", math.prod(lengths))
         devices = jax.devices("cpu")
@@ -89,8 +91,9 @@ def find_topology(name: str) -> Topology:
     # The compiler refuses programs for a subset of a slice, so the devices of a host become a slice of their own.
     bounds = HOST_CHIPS.get(shape, (2, 2, 1))
     host_shape = "x".join(map(str, bounds[: len(lengths)]))
-    devices = topologies.get_topology_desc(f"{generation}:{shape}", "tpu", chips_per_host_bounds=bounds).devices
-    host = topologies.get_topology_desc(f"{generation}:{host_shape}", "tpu", chips_per_host_bounds=bounds)
+    options = {"chips_per_host_bounds": bounds, **COMPILER_OPTIONS.get(generation, {})}
+    devices = topologies.get_topology_desc(f"{generation}:{chips}", "tpu", **options).devices
+    host = topologies.get_topology_desc(f"{generation}:{host_shape}", "tpu", **options)
     return Topology.of(generation, lengths, devices, host.devices)
 
 

@@ -146,7 +146,7 @@ INVALID = {
         ("folder", "folder has neither metrics.jsonl nor trajectories"),
         ("ev --out ev/results.json", "choose a name that ends in .html"),
     ],
-    plan_tpu: [("--config nano --topology v4:2x2x1", "--topology v4:2x2x1: plans are for v5e, v5p, v6e, tpu7x")],
+    plan_tpu: [("--config nano --topology v3:2x2", "--topology v3:2x2: plans are for v4, v5e, v5p, v6e, tpu7x")],
 }
 
 

@@ -1,0 +1,49 @@
+"""The slices that plans know: their hosts and devices, as the compiler sees them, and the rates of their chips."""
+
+import pytest
+
+from memsearcher_jax.launch.pod.tpu_slices import find_slice
+from memsearcher_jax.planning.roofline import CHIPS
+from memsearcher_jax.planning.tpu_plan import find_topology
+
+# FLOPs per cycle: cores of a device, times matrix units of a core, times 2 for each of their cells.
+FLOPS_PER_CYCLE = {
+    "v4": 2 * 4 * 2 * 128**2,
+    "v5e": 4 * 2 * 128**2,
+    "v5p": 2 * 4 * 2 * 128**2,
+    "v6e": 4 * 2 * 256**2,
+    "tpu7x": 4 * 2 * 256**2,
+}
+
+
+@pytest.mark.parametrize("generation", CHIPS)
+def test_the_clock_is_that_of_the_matrix_units(generation):
+    chip = CHIPS[generation]
+    assert chip.flops / chip.clock == pytest.approx(FLOPS_PER_CYCLE[generation], rel=0.01)
+
+
+@pytest.mark.tpu_compile
+@pytest.mark.parametrize(
+    "name",
+    [
+        "v4:2x2x4",
+        "v5e:1x1",
+        "v5e:2x4",
+        "v5e:2x4-4t",
+        "v5p:4x4x12",
+        "v6e:4x8",
+        "v6e:2x4-4t",
+        "tpu7x:1x1x1",
+        "tpu7x:2x2x2",
+    ],
+)
+def test_a_slice_has_the_hosts_and_devices_of_the_cloud(name, monkeypatch):
+    """A chip of v4 is one device, one of tpu7x is two."""
+    pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    topology = find_topology(name)
+    tpu_slice = find_slice(name)
+    assert topology.hosts == tpu_slice.hosts
+    assert topology.host_chips == tpu_slice.chips_per_host
+    assert len(topology.devices) == tpu_slice.devices
