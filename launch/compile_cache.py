@@ -19,6 +19,7 @@ from memsearcher_jax.launch import preconditions
 OFF = "off"
 DIRECTORY = "JAX_COMPILATION_CACHE_DIR"
 DEVICES = "JAX_NUM_CPU_DEVICES"
+WRONG_FLAG = "xla_cpu_experimental_ynn_fusion_type"
 LIMITS = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",  # most programs of a small model take less than JAX's second
     "JAX_COMPILATION_CACHE_MAX_SIZE": str(4 << 30),  # bytes; the oldest programs go first
@@ -29,8 +30,14 @@ def choose(directory: str, cpu_devices: int) -> None:
     """Sets the environment that JAX reads. `directory`: of the user's choice, OFF, or "" for the default.
 
     Programs for several CPU devices that were read from a cache can wait for each other forever in their collectives:
-    these are compiled at every start. Raises ValueError if a directory is chosen for them.
+    these are compiled at every start. Raises ValueError if a directory is chosen for them, or for a flag of XLA with
+    which their gradients are wrong.
     """
+    if cpu_devices > 1 and WRONG_FLAG in os.environ.get("XLA_FLAGS", ""):
+        raise ValueError(
+            f"XLA_FLAGS sets {WRONG_FLAG}, without which gradients on several CPU devices are right: remove it, or set "
+            "mesh.cpu_devices 1"
+        )
     if cpu_devices > 1 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         os.environ.setdefault(DEVICES, str(cpu_devices))  # JAX fails if both are set
     is_uncachable = _on_several_cpu_devices()

@@ -148,6 +148,12 @@ def test_the_users_cache_is_private_and_programs_of_several_cpu_devices_are_not_
         compile_cache.choose("mine", 1)
 
 
+def test_a_flag_with_which_gradients_on_several_cpu_devices_are_wrong_is_refused(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_experimental_ynn_fusion_type=")
+    with pytest.raises(ValueError, match="remove it, or set mesh"):
+        compile_cache.choose("", 2)
+
+
 def test_adapters_of_a_preset_are_merged_into_weights_and_never_into_a_run(tmp_path):
     """Adapters that are to be trained further would not be merged, and a run's weights contain them."""
     preset = cli.load_preset("smollm2")
