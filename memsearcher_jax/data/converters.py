@@ -46,6 +46,10 @@ IMAGES = "images without a description"
 GRAPHICS = "charts, diagrams and media"
 WORD_EXTRAS = "comments, headers and footers of Word files"
 WORD_TEXT = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}t"
+FORMULAS = "formulas of Word and PowerPoint files"
+FORMULA = "{http://schemas.openxmlformats.org/officeDocument/2006/math}oMath"
+FORMULA_PARTS = re.compile(r"(word/(document|footnotes|endnotes)|ppt/slides/slide\d+)\.xml")
+WORD_GRAPHICS = re.compile(r"word/(charts/chart|diagrams/data)\d*\.xml")
 WORD_EXTRA_PARTS = re.compile(r"word/(comments|header\d*|footer\d*)\.xml")
 
 JUNK_TITLE = re.compile(
@@ -209,10 +213,13 @@ def word_to_markdown(path: Path) -> Converted:
 
     left_out = Counter[str]()
     check_archive(path)
+    _count_formulas(path, left_out)
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             if WORD_EXTRA_PARTS.fullmatch(name) and _has_words(archive.read(name)):
                 left_out[WORD_EXTRAS] += 1
+            if WORD_GRAPHICS.fullmatch(name):
+                left_out[GRAPHICS] += 1
 
     def no_image(image: Any) -> dict[str, str]:
         return {"alt": image.alt_text or ""}
@@ -236,6 +243,16 @@ def _has_words(part: bytes) -> bool:
     return any((text.text or "").strip() for text in ElementTree.fromstring(part).iter(WORD_TEXT))
 
 
+def _count_formulas(path: Path, left_out: Counter[str]) -> None:
+    """Counts the formulas of an Office file, which neither mammoth nor python-pptx reads."""
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if FORMULA_PARTS.fullmatch(name):
+                formulas = sum(1 for _ in ElementTree.fromstring(archive.read(name)).iter(FORMULA))
+                if formulas:
+                    left_out[FORMULAS] += formulas
+
+
 def _core_title(path: Path) -> str:
     """The title among the properties of an Office file."""
     with zipfile.ZipFile(path) as archive:
@@ -257,6 +274,7 @@ def slides_to_markdown(path: Path) -> Converted:
 
     left_out = Counter[str]()
     check_archive(path)
+    _count_formulas(path, left_out)
     presentation = pptx.Presentation(str(path))
     html = list[str]()
     headings = list[str]()

@@ -1,6 +1,7 @@
 """Folders of documents as passages."""
 
 import re
+import zipfile
 
 import pytest
 
@@ -299,6 +300,28 @@ def test_word_files(tmp_path):
     assert read_document(path).left_out == {"comments, headers and footers of Word files": 1}
     for title, expected in (("Sluices", '"Sluices"'), ("Dokument.docx", '"plain"')):
         assert titles_and_texts(write_docx(tmp_path / "plain.docx", [("", "Words.")], title)) == [(expected, "Words.")]
+
+
+def test_formulas_and_charts_of_office_files_are_counted(tmp_path):
+    """The libraries that read these files pass over them."""
+    math = "http://schemas.openxmlformats.org/officeDocument/2006/math"
+    formula = f'<m:oMath xmlns:m="{math}"><m:r><m:t>E=mc</m:t></m:r></m:oMath>'
+    words = f"Energy</w:t></w:r>{formula}<w:r><w:t> is conserved."
+    notes = f'<notes xmlns:m="{math}"><m:oMathPara>{formula}</m:oMathPara></notes>'
+    parts = {"word/charts/chart1.xml": "<chart/>", "word/endnotes.xml": notes}
+    path = write_docx(tmp_path / "energy.docx", [("", words)], extra=parts.items())
+    assert titles_and_texts(path) == [('"energy"', "Energy is conserved.")]
+    left_out = {"formulas of Word and PowerPoint files": 2, "charts, diagrams and media": 1}
+    assert read_document(path).left_out == left_out
+    slides = write_pptx(tmp_path / "energy.pptx", [("Energy", "Conserved.", "")])
+    with zipfile.ZipFile(slides) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    slide = "ppt/slides/slide1.xml"
+    contents[slide] = contents[slide].replace(b"</a:p>", formula.encode() + b"</a:p>", 1)
+    with zipfile.ZipFile(slides, "w") as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
+    assert read_document(slides).left_out["formulas of Word and PowerPoint files"] == 1
 
 
 def test_slides(tmp_path):
