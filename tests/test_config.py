@@ -98,6 +98,14 @@ def test_the_longest_turn_must_fit_the_context():
         ({"rl__refill": 1, "rl__epochs": 1}, "rl.refill 1 takes more problems than a step counts.* and rl.steps"),
         ({"training__tis_cap": 2.0}, "training.tis_cap is 2.0.* choose trainer"),
         (
+            {"training__norm_tokens": 64},
+            "training.norm_tokens 64 has no effect under training.aggregate token-mean: omit it, or set the aggregate",
+        ),
+        (
+            {"training__offload_reference": True, "training__kl_coefficient": 0.0},
+            "training.offload_reference has no effect without a reference: omit it, or set training.kl_coefficient",
+        ),
+        (
             {"rl__carry_over": 1, "agent__workflow": "react", "agent__prompts": "react"},
             "rl.carry_over 1 swaps weights between contexts",
         ),
@@ -118,6 +126,19 @@ def test_the_longest_turn_must_fit_the_context():
 def test_incompatible_settings_are_errors(values, message):
     with pytest.raises(ValueError, match=message):
         check(changed(**values))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"training__norm_tokens": 64, "training__aggregate": "seq-mean-token-sum-norm"},
+        {"training__offload_reference": True},
+        {"training__offload_reference": True, "training__kl_coefficient": 0.0, "training__objective": "distill"}
+        | {"teacher__path": "dir", "rl__keep_constant_reward_groups": True},
+    ],
+)
+def test_settings_that_have_their_counterpart_are_accepted(values):
+    check(changed(**values))
 
 
 @pytest.mark.parametrize(
