@@ -66,6 +66,8 @@ class PlanTpu(cli.Command):
     suggest: bool = False
     """Choose settings for the slice: remat policy, row length, rows per device, tensor parallelism, and the sampler's
     slots, cache and copies of the weights. The fastest that fit are planned."""
+    bounds: bool = False
+    """Compile nothing, which takes seconds: plan the settings with the least memory, by lower bounds."""
     workload: Workload = field(default_factory=Workload)
     """Assumed means of a step."""
 
@@ -106,7 +108,12 @@ def main(argv: Sequence[str]) -> None:
                 say=print,
             )
             try:
-                result = plan_fastest(config, flags, planner) if flags.suggest else plan_run(config, flags, planner)
+                if flags.bounds:
+                    result = plan_bounds(config, flags, planner)
+                elif flags.suggest:
+                    result = plan_fastest(config, flags, planner)
+                else:
+                    result = plan_run(config, flags, planner)
             except KernelError as error:
                 raise ValueError(str(error)) from error
     outputs.write_json(flags.json, result)
@@ -165,6 +172,17 @@ def plan_fastest(config: RunConfig, flags: PlanTpu, planner: Planner) -> dict[st
     words = words_of(config, chosen)
     print(f"\nsettings for this slice: {words or 'those of the preset'}")
     return finish(chosen, flags, planner, plan) | {"flags": words}
+
+
+def plan_bounds(config: RunConfig, flags: PlanTpu, planner: Planner) -> dict[str, Any]:
+    """The same of the settings with the least memory, without compiling. Raises ValueError if none fit."""
+    chosen = planner.with_less_memory(config)
+    if chosen is None:
+        raise ValueError(f"nothing fits {flags.topology} by its lower bound: try {other_ways(config)}")
+    print_memory(flags.topology, planner.topology, planner.memory(chosen))
+    words = words_of(config, chosen)
+    print(f"\nsettings with the least memory: {words or 'those of the preset'}")
+    return finish(chosen, flags, planner, planner.least(chosen)) | {"flags": words}
 
 
 def words_of(config: RunConfig, other: RunConfig) -> str:

@@ -55,18 +55,23 @@ class Planner:
 
     def plan(self, config: RunConfig) -> MemoryPlan:
         """Compiles nothing if a lower bound does not fit, and nothing after the first program that does not."""
-        least = MemoryPlan()
-        plan = MemoryPlan()
-        if self.trains:
-            least += self._least_training(config)
-        if self.samples:
-            least += self._least_sampling(config)
+        least = self.least(config)
         if least.reason:
             return least
+        plan = MemoryPlan()
         if self.trains:
             plan += self._training(config)
         if self.samples and not plan.reason:
             plan += self._sampling(config)
+        return plan
+
+    def least(self, config: RunConfig) -> MemoryPlan:
+        """Lower bounds."""
+        plan = MemoryPlan()
+        if self.trains:
+            plan += self._least_training(config)
+        if self.samples:
+            plan += self._least_sampling(config)
         return plan
 
     def fastest_training(self, config: RunConfig, announce: Callable[[RunConfig], object]) -> Found | None:

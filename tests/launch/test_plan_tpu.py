@@ -1,5 +1,6 @@
 """Plans for absent TPUs: the printed plan, runs that do not fit, and bars of full-size runs as compiled for TPUs."""
 
+import contextlib
 import json
 import os
 import re
@@ -126,6 +127,13 @@ def test_settings_that_do_not_fit_end_with_settings_that_may(run):
     assert f"; try {words}, which fits by its lower bound, or --suggest" in output
 
 
+def test_bounds_are_of_the_settings_with_the_least_memory(run):
+    status, output, plan = run("--config qwen3b --topology h100:1 --bounds")
+    assert status == 0 and plan["flags"].startswith("--sampling.slots 192 --sampling.tensor 1")
+    assert "settings with the least memory: --sampling.slots 192" in output and not plan["programs"]
+    assert re.search(r"fits 64\.14 GB; the peak of each phase is at least update \d\d\.\d\d, rollout 6\d\.\d\d", output)
+
+
 def test_gpus_are_planned_by_formula(run):
     """Their rates are those of NVIDIA's data sheets. The weights in bfloat16 of 7B have 15.2 GB."""
     status, output, plan = run("--config qwen7b --topology h200:8")
@@ -174,6 +182,7 @@ def test_a_program_without_text_is_named_and_its_operations_are_unknown(monkeypa
 )
 def test_a_step_that_the_run_cannot_have_is_refused(flags, line, refused, monkeypatch):
     monkeypatch.setattr(plan_tpu, "ENVIRONMENT", {})
+    monkeypatch.setattr(plan_tpu, "announced", lambda: contextlib.nullcontext(lambda _: None))
     assert line in refused(plan_tpu.main, ["--config", "nano", "--topology", "h100:1", *flags.split()])
 
 
