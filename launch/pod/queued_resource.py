@@ -42,8 +42,10 @@ class QueuedResource:
     """Number of slices, for create and ssh."""
     topology: str = ""
     """Slice to create, such as v6e:4x8."""
-    provisioning: Literal["on_demand", "spot", "reserved"] = "on_demand"
-    """Kind of capacity, for create."""
+    provisioning: Literal["on_demand", "spot", "reserved", "flex_start"] = "on_demand"
+    """Kind of capacity, for create. Flex-start runs for max_run and is a preview of Google's."""
+    max_run: Annotated[str, tyro.conf.arg(metavar="DURATION")] = ""
+    """Time after which the slices of flex_start are deleted, such as 10h, at most 7 days."""
     valid_until: Annotated[str, tyro.conf.arg(metavar="DURATION")] = ""
     """Give up after this time, such as 6h, for create."""
     runtime_version: Annotated[str, tyro.conf.arg(metavar="IMAGE")] = ""
@@ -72,7 +74,8 @@ def gcloud(flags: QueuedResource, remote: Sequence[str]) -> list[str]:
     tpus = ["gcloud", "compute", "tpus"]
     where = [flags.name, f"--zone={flags.zone}"]
     if flags.action == "create":
-        return [*tpus, "queued-resources", "create", *where, *requested(flags)]
+        track = ["gcloud", "alpha", *tpus[1:]] if flags.provisioning == "flex_start" else tpus
+        return [*track, "queued-resources", "create", *where, *requested(flags)]
     if flags.action == "status":
         return [*tpus, "queued-resources", "describe", *where, "--format=value(state.state)"]
     if flags.action == "delete":  # without --force gcloud refuses while there are VMs; it asks before it deletes
@@ -94,7 +97,11 @@ def requested(flags: QueuedResource) -> list[str]:
         words.append(f"--node-id={flags.name}")
     else:
         words += [f"--node-count={flags.slices}", f"--node-prefix={flags.name}"]
-    if flags.provisioning != "on_demand":
+    if bool(flags.max_run) != (flags.provisioning == "flex_start"):
+        raise ValueError("--provisioning flex_start needs --max_run, such as 10h, and the other kinds take none")
+    if flags.provisioning == "flex_start":
+        words += ["--provisioning-model=flex-start", f"--max-run-duration={flags.max_run}"]
+    elif flags.provisioning != "on_demand":
         words.append(f"--{flags.provisioning}")
     if flags.valid_until:
         words.append(f"--valid-until-duration={flags.valid_until}")

@@ -133,6 +133,7 @@ INVALID = {
         ("create a --zone z --topology tpu7x:2x2x2", "tpu7x:2x2x2: only GKE has it, see launch/pod/jobset.py"),
         ("create a --zone z --topology v6e:3x3", "--topology v6e:3x3 is none of v6e:1x1, "),
         ("create a --zone z", "--topology is none of v4:2x2x1"),
+        ("create a --zone z --topology v6e:2x4 --provisioning flex_start", "flex_start needs --max_run"),
         ("ssh a --zone z", "ssh needs a command after --"),
     ],
     sweep: [

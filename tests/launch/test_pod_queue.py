@@ -31,6 +31,10 @@ GOLDEN = {
         "--accelerator-type=v6e-8 --runtime-version=v6e-ubuntu-2404 --node-id=a "
         "--data-disk=source=projects/p/zones/z/disks/d,mode=read-only"
     ),
+    "create a --zone z --topology v6e:2x4 --provisioning flex_start --max_run 10h": (
+        "gcloud alpha compute tpus queued-resources create a --zone=z --accelerator-type=v6e-8 "
+        "--runtime-version=v2-alpha-tpuv6e --node-id=a --provisioning-model=flex-start --max-run-duration=10h"
+    ),
     "create a --zone z --topology v4:2x2x4 --provisioning reserved": (
         "gcloud compute tpus queued-resources create a --zone=z "
         "--accelerator-type=v4-32 --runtime-version=tpu-ubuntu2204-base --node-id=a --reserved"
