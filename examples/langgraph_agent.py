@@ -12,7 +12,6 @@ import json
 import re
 from typing import TypedDict
 
-import httpx2
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
@@ -40,9 +39,12 @@ def opening(question: str, memory: str) -> list[BaseMessage]:
 
 
 def make_graph(client):
-    model = ChatOpenAI(base_url=client.base_url, api_key=client.api_key, model=client.model, max_retries=0)
+    http = client.http_client
+    model = ChatOpenAI(
+        base_url=client.base_url, api_key=client.api_key, model=client.model, max_retries=0, http_async_client=http
+    )
     thinking = model.bind(extra_body={"continue_final_message": True})
-    http = httpx2.AsyncClient(headers={"Authorization": f"Bearer {client.api_key}"}, timeout=60.0, trust_env=False)
+    key = {"Authorization": f"Bearer {client.api_key}"}
 
     async def think(state: State) -> dict:
         reply = await thinking.ainvoke([*state["messages"], AIMessage("<think>")])
@@ -60,7 +62,7 @@ def make_graph(client):
     async def search(state: State) -> dict:
         try:
             query = json.loads(state["call"])["arguments"]["query"]
-            found = await http.post(f"{client.base_url}/search", json={"query": query, "top_n": 1})
+            found = await http.post(f"{client.base_url}/search", headers=key, json={"query": query, "top_n": 1})
             page = "\n\n".join(passage["contents"] for passage in found.raise_for_status().json()["passages"])
         except (ValueError, KeyError, TypeError) as error:
             page = f"{type(error).__name__}: {error}"

@@ -11,7 +11,6 @@ and pages are parts of their own, so that each is encoded alike wherever it stan
 import json
 import re
 
-import httpx2
 from openai import AsyncOpenAI
 
 SYSTEM = {"role": "system", "content": r"Think, then search or answer in \boxed{}."}
@@ -25,35 +24,33 @@ def user(*texts):
 async def openai_client(problem, client, turns=8):
     """The answer to the problem's question, or None."""
     memory = ""
-    headers = {"Authorization": f"Bearer {client.api_key}"}
-    async with (
-        AsyncOpenAI(base_url=client.base_url, api_key=client.api_key, max_retries=0) as openai,
-        httpx2.AsyncClient(headers=headers, timeout=60.0, trust_env=False) as http,
-    ):
-        for _ in range(turns):
-            asked = user("<question> ", problem.question, " </question>\n\n<memory> ", memory, " </memory>")
-            opened = await openai.chat.completions.create(
-                model=client.model, messages=[SYSTEM, asked, THINK], extra_body={"continue_final_message": True}
-            )
-            reply = "<think>" + opened.choices[0].message.content
-            said = reply.partition("</think>")[2]
-            if box := re.search(r"\\boxed\{(.*?)\}", said):
-                return box[1]
-            call = re.search(r"<tool_call>(.*?)</tool_call>", said, re.DOTALL)
-            if call is None:
-                return None
-            try:
-                query = json.loads(call[1])["arguments"]["query"]
-                found = await http.post(f"{client.base_url}/search", json={"query": query, "top_n": 1})
-                page = "\n\n".join(passage["contents"] for passage in found.raise_for_status().json()["passages"])
-            except (ValueError, KeyError, TypeError) as error:
-                page = f"{type(error).__name__}: {error}"
-            shown = user("<tool_response>", call[1].strip(), "\n", page, "\n</tool_response>\nRewrite the <memory>.")
-            rewrite = await openai.chat.completions.create(
-                model=client.model, messages=[SYSTEM, asked, {"role": "assistant", "content": reply}, shown]
-            )
-            kept = re.search(r"<memory>(.*?)</memory>", rewrite.choices[0].message.content, re.DOTALL)
-            if kept is None:
-                return None
-            memory = kept[1].strip()
+    http = client.http_client
+    openai = AsyncOpenAI(base_url=client.base_url, api_key=client.api_key, max_retries=0, http_client=http)
+    key = {"Authorization": f"Bearer {client.api_key}"}
+    for _ in range(turns):
+        asked = user("<question> ", problem.question, " </question>\n\n<memory> ", memory, " </memory>")
+        opened = await openai.chat.completions.create(
+            model=client.model, messages=[SYSTEM, asked, THINK], extra_body={"continue_final_message": True}
+        )
+        reply = "<think>" + opened.choices[0].message.content
+        said = reply.partition("</think>")[2]
+        if box := re.search(r"\\boxed\{(.*?)\}", said):
+            return box[1]
+        call = re.search(r"<tool_call>(.*?)</tool_call>", said, re.DOTALL)
+        if call is None:
+            return None
+        try:
+            query = json.loads(call[1])["arguments"]["query"]
+            found = await http.post(f"{client.base_url}/search", headers=key, json={"query": query, "top_n": 1})
+            page = "\n\n".join(passage["contents"] for passage in found.raise_for_status().json()["passages"])
+        except (ValueError, KeyError, TypeError) as error:
+            page = f"{type(error).__name__}: {error}"
+        shown = user("<tool_response>", call[1].strip(), "\n", page, "\n</tool_response>\nRewrite the <memory>.")
+        rewrite = await openai.chat.completions.create(
+            model=client.model, messages=[SYSTEM, asked, {"role": "assistant", "content": reply}, shown]
+        )
+        kept = re.search(r"<memory>(.*?)</memory>", rewrite.choices[0].message.content, re.DOTALL)
+        if kept is None:
+            return None
+        memory = kept[1].strip()
     return None

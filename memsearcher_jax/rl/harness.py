@@ -32,6 +32,7 @@ from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any, Literal
 
+import httpx2
 import jax
 import numpy as np
 import uvicorn
@@ -45,6 +46,7 @@ from starlette.routing import Route
 from memsearcher_jax.agent.harness import HarnessOutcome, open_harness, outcome_of, parse_output, parse_result
 from memsearcher_jax.chat_template import ChatMessage, ChatTemplate, ToolCall, parse_tool_calls
 from memsearcher_jax.http import chat
+from memsearcher_jax.http.client import async_client
 from memsearcher_jax.python_files import described
 from memsearcher_jax.rl.metrics import RolloutStats, device_memory
 from memsearcher_jax.rl.rollout import Job, Params, Rollout, RolloutDriver
@@ -55,7 +57,7 @@ from memsearcher_jax.types import Completion, Context, FinishReason, Problem, Qu
 
 MODEL = "policy"
 """The name of the model at the endpoint."""
-SPARE_TRAJECTORIES = 0.5  # more than there are slots, as a share of them: a harness is busy between its requests
+SPARE_TRAJECTORIES = 1.0  # more than there are slots, as a share of them: a harness is busy between its requests
 IDLE_SECONDS = 0.2  # without looking whether the run is to stop
 LAST_ERROR_CHARACTERS = 500
 UNSUPPORTED = tuple(name for name in chat.UNSUPPORTED if name != "seed")
@@ -102,6 +104,8 @@ class HarnessClient:
 
     base_url: str
     api_key: str
+    http_client: httpx2.AsyncClient = field(repr=False, compare=False)
+    """Connections that all coroutines of the rollout share: opening a client takes longer than many trajectories."""
     model: str = MODEL
 
 
@@ -322,7 +326,9 @@ class Endpoint:
     def __enter__(self) -> Endpoint:
         listener = socket.create_server(("127.0.0.1", 0))
         self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        config = uvicorn.Config(self._app(), log_level="critical", access_log=False, lifespan="off", ws="none")
+        self.http_client = async_client(self.base_url, {})
+        quiet = {"log_level": "critical", "access_log": False, "date_header": False, "server_header": False}
+        config = uvicorn.Config(self._app(), lifespan="off", ws="none", **quiet)
         self._server = uvicorn.Server(config)
         self._server_thread = threading.Thread(target=self._serve, args=(listener,), daemon=True)
         self._server_thread.start()
@@ -337,13 +343,17 @@ class Endpoint:
         deadline = time.monotonic() + 5.0
         while self._tasks and time.monotonic() < deadline:
             time.sleep(0.01)
-        self._harnesses.call_soon_threadsafe(self._harnesses.stop)
+        asyncio.run_coroutine_threadsafe(self._close_harnesses(), self._harnesses)
         self._server.should_exit = True
         self._server.force_exit = True
         self._server_thread.join(timeout=5.0)
 
     def _serve(self, listener: socket.socket) -> None:
         asyncio.run(self._server.serve([listener]))
+
+    async def _close_harnesses(self) -> None:
+        await self.http_client.aclose()
+        self._harnesses.stop()
 
     def begin(self, job: Job) -> None:
         """Starts the harness on the problem of a job."""
@@ -358,7 +368,7 @@ class Endpoint:
 
     async def _play(self, session: _Session) -> None:
         """Runs the harness to its end, and reports its outcome."""
-        client = HarnessClient(self.base_url, session.key)
+        client = HarnessClient(self.base_url, session.key, self.http_client)
         limit = self._driver.timeout
         answer: str | None = None
         reward: float | None = None

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from openai import OpenAI
 
+from memsearcher_jax.http.client import async_client
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.rl.harness import Endpoint, HarnessClient, HarnessDriver, _Session
@@ -49,7 +50,8 @@ def scripted_endpoint(
 
 def client_of(openai: OpenAI) -> HarnessClient:
     """What a harness would get."""
-    return HarnessClient(str(openai.base_url).rstrip("/"), openai.api_key)
+    base_url = str(openai.base_url).rstrip("/")
+    return HarnessClient(base_url, openai.api_key, async_client(base_url, {}))
 
 
 def _answer(generations: queue.SimpleQueue, replies: Sequence[str], tokenizer: ChatTokenizer) -> None:

@@ -16,6 +16,9 @@ from memsearcher_jax.agent.harness import Harness, parse_output, parse_result
 from memsearcher_jax.agent.registry import make_agent
 from memsearcher_jax.configs.tiny import tiny
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
+from memsearcher_jax.launch import tpu_train
+from memsearcher_jax.logs.metrics import read_metrics
+from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.model import sharding, weights
 from memsearcher_jax.rl.harness import HarnessDriver
 from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
@@ -25,7 +28,7 @@ from memsearcher_jax.sampling.engine import Engine
 from memsearcher_jax.tokenizer import ChatTokenizer
 from memsearcher_jax.types import Passage, Problem, StopReason
 from tests.rl.scripted_endpoint import scripted_endpoint
-from tests.support import TinyIndex, byte_tokenizer
+from tests.support import NANO, NANO_SAMPLING, SMALL_RUN, TinyIndex, byte_tokenizer, with_flags
 
 KEY = jax.random.key(3)
 PROBLEMS = [Problem(f"q{number}", f"Who is {number}?", (f"a{number}",)) for number in range(4)]
@@ -57,11 +60,16 @@ def rollouts(engine, params, tmp_path):
             file.write_text(POST + body)
             harness = str(file)
         driver = HarnessDriver(
-            engine, byte_tokenizer(), lambda problem: None, {"": search_backend(TinyIndex(PASSAGES))}, harness=harness
+            settings.pop("engine", engine),
+            byte_tokenizer(),
+            lambda problem: None,
+            {"": search_backend(TinyIndex(PASSAGES))},
+            harness=harness,
         )
         driver = replace(driver, **{"timeout": 60.0, "max_tokens": 8} | settings)
         done, _ = driver.trajectories(make_jobs(problems, copies), params, KEY, lambda line: None)
-        assert len(engine.scheduler.free_slots) == engine.scheduler.settings.slots
+        scheduler = driver.engine.scheduler
+        assert len(scheduler.free_slots) == scheduler.settings.slots
         return done
 
     return run
@@ -128,10 +136,7 @@ def my_agent(problem, client):
     assert trajectory.outcome.counts["altered_replies"] == altered
 
 
-def test_sub_agents_ask_at_the_same_time_and_more_trajectories_than_slots_end(rollouts):
-    """Three slots, 64 trajectories, each with three requests at once after its first: none waits for another's."""
-    done = rollouts(
-        """
+SUB_AGENTS = """
 import asyncio
 async def my_agent(problem, client):
     loop = asyncio.get_running_loop()
@@ -145,10 +150,17 @@ async def my_agent(problem, client):
     main.append(user("The parts are done."))
     await loop.run_in_executor(None, lambda: ask(client, main))
     return "done"
-""",
-        PROBLEMS,
-        16,
-    )
+"""
+
+
+@pytest.mark.parametrize("slots", [3, 32])
+def test_sub_agents_ask_at_the_same_time_and_more_trajectories_than_slots_end(rollouts, one_device, slots):
+    """64 trajectories, with 32 slots all at once, each with three requests at once: none waits for another's slot."""
+    settings = {}
+    if slots != NANO_SAMPLING.slots:
+        sampling = replace(NANO_SAMPLING, context_tokens=160, slots=slots)
+        settings["engine"] = Engine(NANO, sampling, byte_tokenizer().stop_ids, one_device)
+    done = rollouts(SUB_AGENTS, PROBLEMS, 16, **settings)
     assert len(done) == 64
     # A reply that opened another turn cannot be continued: the last request then opens a context, too.
     assert {len(trajectory.contexts) for trajectory in done} <= {4, 5}
@@ -232,6 +244,58 @@ def test_a_program_answers_on_its_output_and_one_that_dies_is_a_fault(rollouts, 
     assert outcomes[2].error.endswith("the shop is closed")
     rewards = [scored.reward for scored in Harness(AgentConfig(harness="x")).rewards(done, Scoring(byte_tokenizer()))]
     assert rewards[0] == 0.25 and np.isnan(rewards[1:3]).all() and rewards[3] == 1.0
+
+
+KILLED = (
+    POST
+    + """
+from types import SimpleNamespace
+problem = json.load(sys.stdin)
+client = SimpleNamespace(
+    base_url=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"], model=os.environ["OPENAI_MODEL"]
+)
+ask(client, [user(problem["question"])])
+with open(STARTS, "ab", 0) as starts:
+    starts.write(b".")
+    if starts.tell() == 40:  # of 16 in a step
+        os.kill(os.getpid(), 9)
+print("an answer")
+"""
+)
+
+
+def test_a_harness_is_killed_in_step_3_and_the_run_goes_on(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(f"STARTS = {str(tmp_path / 'starts')!r}\n{KILLED}")
+    harness = f"{sys.executable} {program}"
+    flags = ["--rl.prompts_per_step", "8", "--rl.steps", "4", "--rl.evaluate_every", "0", "--agent.harness", harness]
+    tpu_train.main([*with_flags(SMALL_RUN.split(), *flags), "--out", str(tmp_path / "run")])
+    steps = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [step.get("stop/fault", 0) for step in steps] == [0, 0, 1 / 16, 0]
+    assert [step["contexts"] for step in steps] == [1.0] * 4
+
+
+def test_a_resumed_run_repeats_its_step(tmp_path):
+    """A run in two parts samples what a run in one part samples."""
+    file = tmp_path / "my_agent.py"
+    file.write_text(POST + "def my_agent(problem, client):\n    return ask(client, [user('Who?')])['content'], 0.5\n")
+    harness = ["--agent.harness", str(file)]
+    flags = with_flags(SMALL_RUN.split(), "--rl.evaluate_every", "0", *harness)
+    sampled = []
+    for steps in ("2", "1"):
+        out = tmp_path / steps
+        tpu_train.main([*with_flags(flags, "--rl.steps", steps), "--out", str(out)])
+        if steps == "1":
+            tpu_train.main(["--resume", "--out", str(out), "--rl.steps", "2", *harness])
+        files = sorted((out / "trajectories").glob("*.jsonl.gz"))
+        sampled.append(
+            [
+                [context.ids.tolist() for context in scored.trajectory.contexts]
+                for file in files
+                for scored in read_trajectories(file)
+            ]
+        )
+    assert sampled[0] == sampled[1] and len(sampled[0]) == 16
 
 
 TOOL = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
