@@ -68,6 +68,13 @@ def test_links_lead_to_pages_headings_and_images():
     assert images == set((ROOT / "docs").rglob("*.png"))
 
 
+def test_files_that_the_page_on_how_it_works_names_exist():
+    files = set(re.findall(r"(?:<code>|`)(\w[\w/]*/\w+\.py)", TEXTS[ROOT / "docs" / "how_it_works.md"]))
+    folders = (ROOT, ROOT / "memsearcher_jax")
+    assert len(files) > 10
+    assert not [file for file in files if not any((folder / file).is_file() for folder in folders)]
+
+
 def test_a_pytest_command_selects_tests():
     text = " ".join(word for page in TEXTS.values() for word in page.split())
     for file, word in re.findall(r"pytest [^`#]*?(tests/\S+\.py)(?: -k (\w+))?", text):
