@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from memsearcher_jax.runs import hub
 from memsearcher_jax.runs.run_dir import PACKAGED
 
 CODE = ("agent.workflow", "agent.harness", "agent.tools", "reward.function")  # Python files, or names and addresses
+COMMAND_PATH = re.compile(r"""(?:^|(?<=\s)|(?<=mcp:))~[^\s'"]*""")
 PATHS: dict[str, Iterable[str]] = {
     "agent.prompts": packaged(),
     "agent.replay": (),
@@ -45,8 +48,16 @@ def with_paths(config: RunConfig, change: Callable[[str], str]) -> RunConfig:
 
 
 def with_expanded_paths(config: RunConfig) -> RunConfig:
-    """The config with `expanded` paths. Raises ValueError in one line."""
-    return with_paths(config, expanded)
+    """The config with `expanded` paths, also among the words of commands. Raises ValueError in one line."""
+    config = with_paths(config, expanded)
+    harness = config.agent.harness
+    changes: dict[str, Any] = {
+        "agent.harness": harness if is_python_file(harness) else _expanded_command(harness),
+        "agent.tools": tuple(
+            _expanded_command(tool) if tool.startswith("mcp:") else tool for tool in config.agent.tools
+        ),
+    }
+    return with_settings(config, changes)
 
 
 def with_stored_paths(config: RunConfig, stored: RunConfig) -> RunConfig:
@@ -79,6 +90,19 @@ def expanded(path: str) -> str:
         user = path.partition("/")[0]
         raise ValueError(f"{path}: there is no user {user[1:]}; if a folder is named {user}, give its absolute path")
     return full
+
+
+def _expanded_command(command: str) -> str:
+    """The command of a harness or of an MCP server, with a home directory in place of ~ before a word.
+
+    As a shell does, it leaves the name of an unknown user as it is.
+    """
+
+    def in_full(match: re.Match[str]) -> str:
+        full = os.path.expanduser(match[0])
+        return match[0] if full == match[0] else shlex.quote(full)
+
+    return COMMAND_PATH.sub(in_full, command)
 
 
 def is_python_file(value: str) -> bool:

@@ -39,6 +39,7 @@ TEXT_FLAGS = {
     "host",
     "image",
     "license",
+    "max_run",
     "name",
     "question",
     "repository",
@@ -94,6 +95,25 @@ def test_each_path_of_a_list_is_expanded(name):
 def test_paths_that_commas_separate_are_expanded():
     (benchmarks,) = value_of(parsed("evaluate", "benchmarks", "nq,~/a.json,~/b.json"), "benchmarks")
     assert benchmarks == f"nq,{Path.home()}/a.json,{Path.home()}/b.json"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "expected"),
+    [
+        ("agent.harness", "python ~/my_agent.py --log ~/log", "python {home}/my_agent.py --log {home}/log"),
+        ("agent.harness", "~/bin/agent a~b '~/quoted'", "{home}/bin/agent a~b '~/quoted'"),
+        ("agent.tools", "mcp:~/bin/server --root ~/pages", "mcp:{home}/bin/server --root {home}/pages"),
+        ("agent.tools", "mcp:http://host/~user/mcp", "mcp:http://host/~user/mcp"),
+        ("agent.harness", "run ~nobody_here/x", "run ~nobody_here/x"),
+    ],
+)
+def test_the_words_of_a_command_are_expanded_as_a_shell_does(setting, value, expected):
+    assert value_of(parsed("train", setting, value), setting) == [expected.format(home=Path.home())]
+
+
+def test_a_home_with_a_space_stays_one_word_of_a_command(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/a b")
+    assert value_of(parsed("train", "agent.harness", "python ~/x.py"), "agent.harness") == ["python '/home/a b/x.py'"]
 
 
 def test_a_home_of_nobody_is_refused(refused):
