@@ -123,6 +123,7 @@ def make(flags: MakeQuestions, writer: Writer, examinee: Writer) -> dict[str, An
     with announced("reading the passages"):
         corpus = read_corpus(flags.passages)
     log = Log.open(flags.out)
+    log.match(corpus, candidates(corpus, range(1, MAX_HOPS + 1), flags.seed))
     review = flags.out / REVIEW
     struck = frozenset(STRUCK.findall(review.read_text(encoding="utf-8"))) if review.exists() else frozenset[str]()
     with announced("indexing the passages"):

@@ -30,6 +30,7 @@ REASONS = {
     "known": "it is answered without a search",
     "one_passage_suffices": "one of its passages suffices to answer it",
     "not_found": "the search does not find its pages",
+    "changed": "its passages have changed or are gone",
     "struck": "it was struck out by hand",
 }
 """Why a candidate is no question of the result, in the order of the checks."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from memsearcher_jax.jsonl import encode_line, numbered_lines, parse_object
-from memsearcher_jax.questions.evidence import SPLITS
+from memsearcher_jax.questions.evidence import SPLITS, CorpusPassage, Evidence
 from memsearcher_jax.questions.filters import REASONS
 from memsearcher_jax.types import Problem
 
@@ -65,6 +65,23 @@ class Log:
             for candidate in candidates:
                 file.write(encode_line(asdict(candidate)))
                 self.candidates[candidate.key] = candidate
+
+    def match(self, corpus: Sequence[CorpusPassage], evidence: Iterable[Evidence]) -> None:
+        """Give each candidate the ids that its passages have in the corpus now; mark those whose passages changed.
+
+        The file is not changed, so that a text that comes back has its questions again.
+        """
+        passages = {entry.passage.id: entry.passage for entry in corpus}
+        units = {unit.key: unit for unit in evidence}
+        for key, candidate in self.candidates.items():
+            found = tuple(passages[passage_id] for passage_id in candidate.supporting_ids if passage_id in passages)
+            if Evidence(found, candidate.split).key == key:
+                continue
+            if key in units:
+                ids = [passage.id for passage in units[key].passages]
+                self.candidates[key] = replace(candidate, supporting_ids=ids)
+            elif not candidate.reason:
+                self.candidates[key] = replace(candidate, reason="changed")
 
     def passed(self, struck: frozenset[str] = frozenset()) -> list[Candidate]:
         return [

@@ -106,6 +106,12 @@ def test_each_filter_that_asks_the_writer_strikes(passages, service):
     assert {(1, ""), (3, "known")} <= reasons and (2, "") not in reasons and (3, "") not in reasons
 
 
+def test_questions_that_ask_the_same_are_struck_but_the_first(passages, service):
+    writer, address = service
+    writer.write = lambda texts: {**writer.chain_question(texts), "question": "Which of the names is it?"}
+    assert run(passages, address, "--count", "4", "--max_candidates", "4")["struck"] == {"alike": 3}
+
+
 def test_questions_whose_pages_are_not_found_are_struck(passages, service, monkeypatch):
     _, address = service
     monkeypatch.setattr(
@@ -170,6 +176,30 @@ def test_a_log_that_was_cut_by_a_kill_continues(passages, service):
     log.write_bytes(whole + whole[:40])
     assert run(passages, address, "--count", "4")["candidates"] == len(whole.splitlines())
     assert log.read_bytes() == whole
+
+
+def test_questions_follow_documents_that_change(passages, service):
+    """A changed passage loses its questions, a moved one keeps them under its new id."""
+    _, address = service
+    run(passages, address, "--count", "60")
+    made = passages.parent / "made"
+    before = [json.loads(line) for line in (made / "train.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in passages.read_text().splitlines()]
+    earlier = passages.read_text()
+    for row in rows:
+        row["id"] = f"new/{row['id']}"
+    changed = before[0]["metadata"]["supporting_titles"][0]
+    rows = [row for row in rows if row["contents"].partition("\n")[0].strip('"') != changed]
+    passages.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = run(passages, address, "--count", "1", "--max_candidates", "1")
+    after = [json.loads(line) for line in (made / "train.jsonl").read_text().splitlines()]
+    ids = {passage_id for row in after for passage_id in row["metadata"]["supporting_ids"]}
+    lost = [row for row in before if changed in row["metadata"]["supporting_titles"]]
+    assert len(after) == len(before) - len(lost) and result["struck"] == {"changed": len(lost)} and lost
+    assert all(passage_id.startswith("new/") for passage_id in ids)
+    passages.write_text(earlier)
+    run(passages, address, "--count", "1", "--max_candidates", "1")
+    assert before == [json.loads(line) for line in (made / "train.jsonl").read_text().splitlines()]
 
 
 def test_the_number_of_candidates_is_bounded(passages, service):
