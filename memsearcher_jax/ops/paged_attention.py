@@ -54,7 +54,7 @@ class CachedEntries(NamedTuple):
 class NewTokens(NamedTuple):
     """What no page holds yet: the token of each chunk, its rotation, and the decode buffer.
 
-    In the kernel the arrays are those of a group, with its R chunks in place of A, and without L.
+    In the kernel the arrays are those of a group, with its `a` of the A chunks, and without L.
     """
 
     cos_A1h: Any
@@ -123,18 +123,18 @@ class _Sizes:
     """The sizes of a call that the shapes of the kernel's arguments do not show."""
 
     context_pages: int  # columns of the page table
-    group_chunks: int  # R
+    group_chunks: int  # a
     block_pages: int  # pages of each context that are copied together
 
 
 class _Scratch(NamedTuple):
     """Memory that the kernel keeps from one group to the next."""
 
-    pages: Sequence[Any]  # for each pool, two buffers with a block of pages of each of R chunks
-    max_RKX1: Any
-    sum_RKX1: Any
-    acc_RKXH: Any
-    rotated_RKXH: Any  # queries with rotary positions
+    pages: Sequence[Any]  # for each pool, two buffers with a block of pages of each chunk of a group
+    max_aKX1: Any
+    sum_aKX1: Any
+    acc_aKXH: Any
+    rotated_aKXH: Any  # queries with rotary positions
     buffer_1: Any  # the buffer that is read next, 0 or 1
     copied_2: Any  # for each buffer, a semaphore that counts what was copied to it
 
@@ -155,14 +155,14 @@ def _attention(
     page_tokens = pools[0].shape[4]
     context_pages = page_table_AI.shape[1]
     max_chunks = max(1, min(GROUP_HEADS // K, GROUP_QUERIES // X))
-    R = max(chunks for chunks in range(1, max_chunks + 1) if A % chunks == 0)
-    sizes = _Sizes(context_pages, R, block_pages=max(1, min(BLOCK_ENTRIES // page_tokens, context_pages)))
+    group_chunks = max(chunks for chunks in range(1, max_chunks + 1) if A % chunks == 0)
+    sizes = _Sizes(context_pages, group_chunks, block_pages=max(1, min(BLOCK_ENTRIES // page_tokens, context_pages)))
 
     def rows(*shape: int) -> pl.BlockSpec:
-        return pl.BlockSpec((R, *shape), lambda group, *_: (group, *[0] * len(shape)))
+        return pl.BlockSpec((group_chunks, *shape), lambda group, *_: (group, *[0] * len(shape)))
 
     def rows_of_layer(*shape: int) -> pl.BlockSpec:
-        return pl.BlockSpec((None, R, *shape), lambda group, at, *_: (at[0], group, *[0] * len(shape)))
+        return pl.BlockSpec((None, group_chunks, *shape), lambda group, at, *_: (at[0], group, *[0] * len(shape)))
 
     if new is None:
         new_specs = None
@@ -176,11 +176,11 @@ def _attention(
         result_shapes = [(X, H), (1, H), (1, H)]
         dtype = q_AKQWH.dtype
     scratch = _Scratch(
-        pages=[pltpu.VMEM((2, R, sizes.block_pages, *pool.shape[2:]), pool.dtype) for pool in pools],
-        max_RKX1=pltpu.VMEM((R, K, X, 1), jnp.float32),
-        sum_RKX1=pltpu.VMEM((R, K, X, 1), jnp.float32),
-        acc_RKXH=pltpu.VMEM((R, K, X, H), jnp.float32),
-        rotated_RKXH=pltpu.VMEM((R, K, X, H), q_AKQWH.dtype),
+        pages=[pltpu.VMEM((2, group_chunks, sizes.block_pages, *pool.shape[2:]), pool.dtype) for pool in pools],
+        max_aKX1=pltpu.VMEM((group_chunks, K, X, 1), jnp.float32),
+        sum_aKX1=pltpu.VMEM((group_chunks, K, X, 1), jnp.float32),
+        acc_aKXH=pltpu.VMEM((group_chunks, K, X, H), jnp.float32),
+        rotated_aKXH=pltpu.VMEM((group_chunks, K, X, H), q_AKQWH.dtype),
         buffer_1=pltpu.SMEM((1,), jnp.int32),
         copied_2=pltpu.SemaphoreType.DMA((2,)),
     )
@@ -189,7 +189,7 @@ def _attention(
         out_shape=([jax.ShapeDtypeStruct((A, K, *shape), dtype) for shape in result_shapes],),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
-            grid=(A // R,),
+            grid=(A // group_chunks,),
             in_specs=[rows(K, X, H), [HBM for _ in pools], new_specs],
             out_specs=([rows(K, *shape) for shape in result_shapes],),
             scratch_shapes=[scratch],
@@ -204,7 +204,7 @@ def _attention_kernel(
     layer_and_used_2: Any,  # the layer, and the used entries of the decode buffer
     page_table: Any,  # the rows of page_table_AI, one after the other
     length_A: Any,
-    q_RKXH: Any,
+    q_aKXH: Any,
     pools: Sequence[Any],  # values [E, H] or [H, E], see `_as_stored`
     new: NewTokens | None,
     results: Sequence[Any],
@@ -224,13 +224,13 @@ def _attention_kernel(
         computed             |       |  g0 b0  |  g0 b1  |   | g2 b0  |
         read from buffer     |       |    0    |    1    |   |   0    |
     """
-    R = sizes.group_chunks
-    head_size = q_RKXH.shape[3]
+    group_chunks = sizes.group_chunks
+    head_size = q_aKXH.shape[3]
     is_int8 = len(pools) == 3
     group = pl.program_id(0)
     groups = pl.num_programs(0)
     copies = _PageCopies(layer_and_used_2, page_table, length_A, groups, pools, scratch, sizes)
-    softmax = _RunningSoftmax(scratch.max_RKX1, scratch.sum_RKX1, scratch.acc_RKXH)
+    softmax = _RunningSoftmax(scratch.max_aKX1, scratch.sum_aKX1, scratch.acc_aKXH)
 
     @pl.when(group == 0)
     def _():
@@ -242,8 +242,8 @@ def _attention_kernel(
 
     softmax.clear()
     if new is not None:
-        _attend_to_new_tokens(q_RKXH, new, layer_and_used_2, results, scratch.rotated_RKXH, softmax, is_int8=is_int8)
-        q_RKXH = scratch.rotated_RKXH
+        _attend_to_new_tokens(q_aKXH, new, layer_and_used_2, results, scratch.rotated_aKXH, softmax, is_int8=is_int8)
+        q_aKXH = scratch.rotated_aKXH
 
     blocks = copies.blocks_of(group)
     following = copies.first_group_with_pages(group + 1)
@@ -256,14 +256,14 @@ def _attention_kernel(
         pl.when(next_group < groups)(lambda: copies.start(next_group, jnp.where(is_last, 0, block + 1), 1 - buffer))
         copies.wait(group, block, buffer)
         first_entry = block * sizes.block_pages * copies.page_tokens
-        entry_1C = first_entry + jax.lax.broadcasted_iota(jnp.int32, (1, block_entries), 1)
-        for r in range(R):
+        entry_1Y = first_entry + jax.lax.broadcasted_iota(jnp.int32, (1, block_entries), 1)
+        for r in range(group_chunks):
             pages = [[copied[buffer, r, i] for i in range(sizes.block_pages)] for copied in scratch.pages]
             keys, values = pages[:2]
             if is_int8:
-                keys = [k_KHE.astype(q_RKXH.dtype) for k_KHE in keys]
-                values = [v_K.astype(q_RKXH.dtype) for v_K in values]
-            scores_KXE = [einsum_f32("KXH,KHE->KXE", q_RKXH[r], k_KHE) for k_KHE in keys]
+                keys = [k_KHE.astype(q_aKXH.dtype) for k_KHE in keys]
+                values = [v_K.astype(q_aKXH.dtype) for v_K in values]
+            scores_KXE = [einsum_f32("KXH,KHE->KXE", q_aKXH[r], k_KHE) for k_KHE in keys]
             value_scales = []
             if is_int8:
                 scales_K2E = pages[2]
@@ -271,18 +271,18 @@ def _attention_kernel(
                     score_KXE * scale_K2E[:, :1] for score_KXE, scale_K2E in zip(scores_KXE, scales_K2E, strict=True)
                 ]
                 value_scales = [scale_K2E[:, 1:] for scale_K2E in scales_K2E]
-            is_cached_1C = entry_1C < length_A[group * R + r]
-            score_KXC = jnp.concatenate(scores_KXE, axis=-1)
-            value_axes = "KCH" if head_size >= LANES else "KHC"
-            softmax.add(r, score_KXC, is_cached_1C, values, value_axes, value_scales)
+            is_cached_1Y = entry_1Y < length_A[group * group_chunks + r]
+            score_KXY = jnp.concatenate(scores_KXE, axis=-1)
+            value_axes = "KYH" if head_size >= LANES else "KHY"
+            softmax.add(r, score_KXY, is_cached_1Y, values, value_axes, value_scales)
         scratch.buffer_1[0] = 1 - buffer
 
     jax.lax.fori_loop(0, blocks, attend_to_block, None)
     if new is not None:
-        out_RKXH = results[0]
-        out_RKXH[...] = (scratch.acc_RKXH[...] / scratch.sum_RKX1[...]).astype(out_RKXH.dtype)
+        out_aKXH = results[0]
+        out_aKXH[...] = (scratch.acc_aKXH[...] / scratch.sum_aKX1[...]).astype(out_aKXH.dtype)
     else:
-        for result, value in zip(results, (scratch.max_RKX1, scratch.sum_RKX1, scratch.acc_RKXH), strict=True):
+        for result, value in zip(results, (scratch.max_aKX1, scratch.sum_aKX1, scratch.acc_aKXH), strict=True):
             result[...] = value[...]
 
 
@@ -304,8 +304,8 @@ class _PageCopies:
 
     def blocks_of(self, group: Any) -> Any:
         """Blocks of pages of the group's longest chunk."""
-        R = self.sizes.group_chunks
-        longest = functools.reduce(jnp.maximum, [self.length_A[group * R + r] for r in range(R)])
+        group_chunks = self.sizes.group_chunks
+        longest = functools.reduce(jnp.maximum, [self.length_A[group * group_chunks + r] for r in range(group_chunks)])
         return pl.cdiv(longest, self.sizes.block_pages * self.page_tokens)
 
     def first_group_with_pages(self, group: Any) -> Any:
@@ -324,12 +324,12 @@ class _PageCopies:
 
     def _for_each(self, group: Any, block: Any, buffer: Any, act: Callable[[Any], None]) -> None:
         """`act` on the copy of every page of the block that a chunk of the group reads."""
-        R = self.sizes.group_chunks
+        group_chunks = self.sizes.group_chunks
         buffers = self.scratch.pages
         semaphores = self.scratch.copied_2
 
         def of_page(r: Any, page: int) -> None:
-            chunk = group * R + r
+            chunk = group * group_chunks + r
             number = block * self.sizes.block_pages + page
 
             @pl.when(number * self.page_tokens < self.length_A[chunk])
@@ -342,80 +342,80 @@ class _PageCopies:
             for page in range(self.sizes.block_pages):
                 of_page(r, page)
 
-        jax.lax.fori_loop(0, R, of_chunk, None)
+        jax.lax.fori_loop(0, group_chunks, of_chunk, None)
 
 
 @dataclass(frozen=True)
 class _RunningSoftmax:
     """The softmax of each chunk of a group over the keys added so far."""
 
-    max_RKX1: Any
-    sum_RKX1: Any
-    acc_RKXH: Any
+    max_aKX1: Any
+    sum_aKX1: Any
+    acc_aKXH: Any
 
     def clear(self) -> None:
-        self.max_RKX1[...] = jnp.full_like(self.max_RKX1, NEG_INF)
-        self.sum_RKX1[...] = jnp.zeros_like(self.sum_RKX1)
-        self.acc_RKXH[...] = jnp.zeros_like(self.acc_RKXH)
+        self.max_aKX1[...] = jnp.full_like(self.max_aKX1, NEG_INF)
+        self.sum_aKX1[...] = jnp.zeros_like(self.sum_aKX1)
+        self.acc_aKXH[...] = jnp.zeros_like(self.acc_aKXH)
 
     def add(
         self,
         r: int,
-        score_KXC: Array,
-        mask_C: Array,
+        score_KXY: Array,
+        mask_Y: Array,
         values: Sequence[Array],
-        value_axes: str = "KCH",
+        value_axes: str = "KYH",
         value_scales: Sequence[Array] = (),
     ) -> None:
-        """Adds C keys, whose values are in blocks of equal size, to the softmax of chunk r."""
-        score_KXC = jnp.where(mask_C, score_KXC * self.acc_RKXH.shape[3] ** -0.5, NEG_INF)
-        old_KX1 = self.max_RKX1[r]
-        max_KX1 = jnp.maximum(old_KX1, jnp.max(score_KXC, axis=-1, keepdims=True))
-        weight_KXC = jnp.exp(score_KXC - max_KX1)
+        """Adds Y keys, whose values are in blocks of equal size, to the softmax of chunk r."""
+        score_KXY = jnp.where(mask_Y, score_KXY * self.acc_aKXH.shape[3] ** -0.5, NEG_INF)
+        old_KX1 = self.max_aKX1[r]
+        max_KX1 = jnp.maximum(old_KX1, jnp.max(score_KXY, axis=-1, keepdims=True))
+        weight_KXY = jnp.exp(score_KXY - max_KX1)
         scale_KX1 = jnp.exp(old_KX1 - max_KX1)
-        acc_KXH = scale_KX1 * self.acc_RKXH[r]
-        size = score_KXC.shape[2] // len(values)
+        acc_KXH = scale_KX1 * self.acc_aKXH[r]
+        size = score_KXY.shape[2] // len(values)
         for i, value in enumerate(values):
-            part_KXC = weight_KXC[..., i * size : (i + 1) * size]
+            part_KXY = weight_KXY[..., i * size : (i + 1) * size]
             if value_scales:
-                part_KXC = part_KXC * value_scales[i]
-            acc_KXH += einsum_f32(f"KXC,{value_axes}->KXH", part_KXC.astype(value.dtype), value)
-        self.max_RKX1[r] = max_KX1
-        self.sum_RKX1[r] = scale_KX1 * self.sum_RKX1[r] + jnp.sum(weight_KXC, axis=-1, keepdims=True)
-        self.acc_RKXH[r] = acc_KXH
+                part_KXY = part_KXY * value_scales[i]
+            acc_KXH += einsum_f32(f"KXY,{value_axes}->KXH", part_KXY.astype(value.dtype), value)
+        self.max_aKX1[r] = max_KX1
+        self.sum_aKX1[r] = scale_KX1 * self.sum_aKX1[r] + jnp.sum(weight_KXY, axis=-1, keepdims=True)
+        self.acc_aKXH[r] = acc_KXH
 
 
 def _attend_to_new_tokens(
-    q_RKXH: Any,
+    q_aKXH: Any,
     new: NewTokens,
     layer_and_used_2: Any,
     results: Sequence[Any],
-    rotated_RKXH: Any,
+    rotated_aKXH: Any,
     softmax: _RunningSoftmax,
     *,
     is_int8: bool,
 ) -> None:
     """Rotates queries and the own token, writes the token's key and value to the results, and attends to `new`."""
-    _, k_RK1H, v_RK1H = results
+    _, k_aK1H, v_aK1H = results
     J = new.k_LAKJH.shape[2]
     is_used_1J = jax.lax.broadcasted_iota(jnp.int32, (1, J), 1) < layer_and_used_2[1]
-    for r in range(q_RKXH.shape[0]):
+    for r in range(q_aKXH.shape[0]):
         cos_1H = jnp.concatenate([new.cos_A1h[r]] * 2, axis=-1)
         sin_1H = jnp.concatenate([-new.sin_A1h[r], new.sin_A1h[r]], axis=-1)
         value_K1H = new.v_AK1H[r]
         is_finite_K1H = jnp.abs(value_K1H.astype(jnp.float32)) < jnp.inf
         is_finite_K11 = jnp.min(is_finite_K1H.astype(jnp.float32), axis=-1, keepdims=True) > 0
-        key_K1H = jnp.where(is_finite_K11, _rotate(new.k_AK1H[r], cos_1H, sin_1H), jnp.nan).astype(k_RK1H.dtype)
+        key_K1H = jnp.where(is_finite_K11, _rotate(new.k_AK1H[r], cos_1H, sin_1H), jnp.nan).astype(k_aK1H.dtype)
         value_K1H = jnp.where(is_finite_K11, value_K1H.astype(jnp.float32), 0.0).astype(value_K1H.dtype)
         if is_int8:
             key_K1H = rounded(key_K1H)
             value_K1H = rounded(value_K1H)
-        k_RK1H[r] = key_K1H
-        v_RK1H[r] = value_K1H
-        rotated_RKXH[r] = _rotate(q_RKXH[r], cos_1H, sin_1H).astype(rotated_RKXH.dtype)
-        own_score_KX1 = einsum_f32("KXH,KWH->KXW", rotated_RKXH[r], key_K1H)
+        k_aK1H[r] = key_K1H
+        v_aK1H[r] = value_K1H
+        rotated_aKXH[r] = _rotate(q_aKXH[r], cos_1H, sin_1H).astype(rotated_aKXH.dtype)
+        own_score_KX1 = einsum_f32("KXH,KWH->KXW", rotated_aKXH[r], key_K1H)
         softmax.add(r, own_score_KX1, jnp.full((1, 1), True), [value_K1H])
-        score_KXJ = einsum_f32("KXH,KJH->KXJ", rotated_RKXH[r], new.k_LAKJH[r])
+        score_KXJ = einsum_f32("KXH,KJH->KXJ", rotated_aKXH[r], new.k_LAKJH[r])
         softmax.add(r, score_KXJ, is_used_1J, [new.v_LAKJH[r]])
 
 

@@ -61,27 +61,27 @@ def draw(
 class _Located(NamedTuple):
     """The columns at which the cumulative sum first exceeds the target, else the last of positive weight."""
 
-    sum_R1: Array  # of all columns until now
-    is_found_R1: Array  # int32: 1 after the sum has exceeded the target
-    before_R1: Array  # the sum before the columns
-    first_R1: Array  # int32: the first column
-    weight_RC: Array
-    scaled_RC: Array
+    sum_s1: Array  # of all columns until now
+    is_found_s1: Array  # int32: 1 after the sum has exceeded the target
+    before_s1: Array  # the sum before the columns
+    first_s1: Array  # int32: the first column
+    weight_sv: Array
+    scaled_sv: Array
 
 
 def _kernel(
-    logits_XRV: Any,
-    rules_R4: Any,  # uniform number, temperature, top_k, top_p
-    drawn_R2: Any,  # token, logprob
-    scaled_XRV: Any,
-    weight_XRV: Any,
+    logits_XsV: Any,
+    rules_s4: Any,  # uniform number, temperature, top_k, top_p
+    drawn_s2: Any,  # token, logprob
+    scaled_XsV: Any,
+    weight_XsV: Any,
     *,
     vocab: int,  # columns of each of the X blocks that are no padding
 ):
-    X, _, V = logits_XRV.shape
-    uniform_R1, temperature_R1, top_k_R1, top_p_R1 = (rules_R4[:, i : i + 1] for i in range(4))
-    is_greedy_R1 = temperature_R1 == 0.0
-    lane_RC = jax.lax.broadcasted_iota(jnp.int32, (ROWS, LANES), 1)
+    X, _, V = logits_XsV.shape
+    uniform_s1, temperature_s1, top_k_s1, top_p_s1 = (rules_s4[:, i : i + 1] for i in range(4))
+    is_greedy_s1 = temperature_s1 == 0.0
+    lane_sv = jax.lax.broadcasted_iota(jnp.int32, (ROWS, LANES), 1)
 
     def scan_columns(step: Callable, carry: Any) -> Any:
         """step(x, first, carry) -> carry for each block x and its columns first .. first + LANES, in order."""
@@ -104,8 +104,8 @@ def _kernel(
     def total(value: Callable[[Any], Array]) -> Array:
         """The sum over each row of value((x, rows, columns))."""
 
-        def add(x: int, first: Any, sum_RC: Array) -> Array:
-            return sum_RC + value((x, slice(None), pl.ds(first, LANES)))
+        def add(x: int, first: Any, sum_sv: Array) -> Array:
+            return sum_sv + value((x, slice(None), pl.ds(first, LANES)))
 
         return jnp.sum(scan_columns(add, jnp.zeros((ROWS, LANES), jnp.float32)), axis=1, keepdims=True)
 
@@ -113,76 +113,76 @@ def _kernel(
         """Sets the weights to value((x, rows, columns)); their sum over each row."""
 
         def store(at: Any) -> Array:
-            weight_XRV[at] = value(at)
-            return weight_XRV[at]
+            weight_XsV[at] = value(at)
+            return weight_XsV[at]
 
         return total(store)
 
     def scale(x: int, first: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         at = x, slice(None), pl.ds(first, LANES)
-        scaled_XRV[at] = logits_XRV[at] / divisor_R1
-        max_RC, index_RC = carry
-        is_new_RC = scaled_XRV[at] > max_RC
-        index_RC = jnp.where(is_new_RC, x * vocab + first + lane_RC, index_RC)
-        return jnp.where(is_new_RC, scaled_XRV[at], max_RC), index_RC
+        scaled_XsV[at] = logits_XsV[at] / divisor_s1
+        max_sv, index_sv = carry
+        is_new_sv = scaled_XsV[at] > max_sv
+        index_sv = jnp.where(is_new_sv, x * vocab + first + lane_sv, index_sv)
+        return jnp.where(is_new_sv, scaled_XsV[at], max_sv), index_sv
 
-    divisor_R1 = jnp.where(is_greedy_R1, 1.0, temperature_R1)
-    max_RC, index_RC = scan_columns(scale, (jnp.full((ROWS, LANES), -jnp.inf), jnp.zeros((ROWS, LANES), jnp.int32)))
-    max_R1 = jnp.max(max_RC, axis=1, keepdims=True)
-    greedy_R1 = jnp.min(jnp.where(max_RC == max_R1, index_RC, X * vocab - 1), axis=1, keepdims=True)
+    divisor_s1 = jnp.where(is_greedy_s1, 1.0, temperature_s1)
+    max_sv, index_sv = scan_columns(scale, (jnp.full((ROWS, LANES), -jnp.inf), jnp.zeros((ROWS, LANES), jnp.int32)))
+    max_s1 = jnp.max(max_sv, axis=1, keepdims=True)
+    greedy_s1 = jnp.min(jnp.where(max_sv == max_s1, index_sv, X * vocab - 1), axis=1, keepdims=True)
 
-    sum_R1 = set_weights(lambda at: jnp.exp(scaled_XRV[at] - max_R1))
+    sum_s1 = set_weights(lambda at: jnp.exp(scaled_XsV[at] - max_s1))
 
-    def holds_k(threshold_R1: Array) -> Array:
+    def holds_k(threshold_s1: Array) -> Array:
         # A float32 counts exactly up to 2^24.
-        return total(lambda at: (scaled_XRV[at] >= threshold_R1).astype(jnp.float32)) >= top_k_R1
+        return total(lambda at: (scaled_XsV[at] >= threshold_s1).astype(jnp.float32)) >= top_k_s1
 
-    threshold_k_R1 = largest_threshold((top_k_R1 > 0) & (top_k_R1 < X * vocab) & ~is_greedy_R1, holds_k)
-    kept_R1 = set_weights(lambda at: jnp.where(scaled_XRV[at] >= threshold_k_R1, weight_XRV[at], 0.0))
-    set_weights(lambda at: weight_XRV[at] / kept_R1)
+    threshold_k_s1 = largest_threshold((top_k_s1 > 0) & (top_k_s1 < X * vocab) & ~is_greedy_s1, holds_k)
+    kept_s1 = set_weights(lambda at: jnp.where(scaled_XsV[at] >= threshold_k_s1, weight_XsV[at], 0.0))
+    set_weights(lambda at: weight_XsV[at] / kept_s1)
 
-    def nucleus(at: Any, threshold_R1: Array) -> Array:
-        return jnp.where(weight_XRV[at] >= threshold_R1, weight_XRV[at], 0.0)
+    def nucleus(at: Any, threshold_s1: Array) -> Array:
+        return jnp.where(weight_XsV[at] >= threshold_s1, weight_XsV[at], 0.0)
 
-    def holds_nucleus(threshold_R1: Array) -> Array:
-        return total(lambda at: nucleus(at, threshold_R1)) >= top_p_R1
+    def holds_nucleus(threshold_s1: Array) -> Array:
+        return total(lambda at: nucleus(at, threshold_s1)) >= top_p_s1
 
-    threshold_p_R1 = largest_threshold((top_p_R1 < 1.0) & ~is_greedy_R1, holds_nucleus)
-    mass_R1 = total(lambda at: nucleus(at, threshold_p_R1))  # of what top-k keeps
-    target_R1 = uniform_R1 * mass_R1
+    threshold_p_s1 = largest_threshold((top_p_s1 < 1.0) & ~is_greedy_s1, holds_nucleus)
+    mass_s1 = total(lambda at: nucleus(at, threshold_p_s1))  # of what top-k keeps
+    target_s1 = uniform_s1 * mass_s1
 
     def locate(x: int, first: Any, located: _Located) -> _Located:
         at = x, slice(None), pl.ds(first, LANES)
-        weight_RC = nucleus(at, threshold_p_R1)
-        added_R1 = jnp.sum(weight_RC, axis=1, keepdims=True)
-        is_here_R1 = (added_R1 > 0) & (located.is_found_R1 == 0)
-        sum_R1 = located.sum_R1 + added_R1
+        weight_sv = nucleus(at, threshold_p_s1)
+        added_s1 = jnp.sum(weight_sv, axis=1, keepdims=True)
+        is_here_s1 = (added_s1 > 0) & (located.is_found_s1 == 0)
+        sum_s1 = located.sum_s1 + added_s1
         return _Located(
-            sum_R1=sum_R1,
-            is_found_R1=jnp.where(sum_R1 > target_R1, 1, located.is_found_R1),
-            before_R1=jnp.where(is_here_R1, located.sum_R1, located.before_R1),
-            first_R1=jnp.where(is_here_R1, jnp.full((ROWS, 1), x * vocab + first), located.first_R1),
-            weight_RC=jnp.where(is_here_R1, weight_RC, located.weight_RC),
-            scaled_RC=jnp.where(is_here_R1, scaled_XRV[at], located.scaled_RC),
+            sum_s1=sum_s1,
+            is_found_s1=jnp.where(sum_s1 > target_s1, 1, located.is_found_s1),
+            before_s1=jnp.where(is_here_s1, located.sum_s1, located.before_s1),
+            first_s1=jnp.where(is_here_s1, jnp.full((ROWS, 1), x * vocab + first), located.first_s1),
+            weight_sv=jnp.where(is_here_s1, weight_sv, located.weight_sv),
+            scaled_sv=jnp.where(is_here_s1, scaled_XsV[at], located.scaled_sv),
         )
 
-    zero_R1 = jnp.zeros((ROWS, 1))
-    no_R1 = jnp.zeros((ROWS, 1), jnp.int32)
-    zero_RC = jnp.zeros((ROWS, LANES))
-    nowhere = _Located(zero_R1, no_R1, zero_R1, no_R1, zero_RC, zero_RC)
-    _, _, before_R1, first_R1, weight_RC, scaled_RC = scan_columns(locate, nowhere)
-    cumulative_RC = weight_RC
+    zero_s1 = jnp.zeros((ROWS, 1))
+    no_s1 = jnp.zeros((ROWS, 1), jnp.int32)
+    zero_sv = jnp.zeros((ROWS, LANES))
+    nowhere = _Located(zero_s1, no_s1, zero_s1, no_s1, zero_sv, zero_sv)
+    _, _, before_s1, first_s1, weight_sv, scaled_sv = scan_columns(locate, nowhere)
+    cumulative_sv = weight_sv
     for shift in (1, 2, 4, 8, 16, 32, 64):
-        cumulative_RC += jnp.where(lane_RC >= shift, pltpu.roll(cumulative_RC, shift, 1), 0.0)
-    is_positive_RC = weight_RC > 0
-    is_above_RC = is_positive_RC & (before_R1 + cumulative_RC > target_R1)
-    lane_R1 = jnp.min(jnp.where(is_above_RC, lane_RC, LANES), axis=1, keepdims=True)
-    last_R1 = jnp.max(jnp.where(is_positive_RC, lane_RC, 0), axis=1, keepdims=True)
-    lane_R1 = jnp.where(lane_R1 < LANES, lane_R1, last_R1)
-    drawn_R1 = jnp.sum(jnp.where(lane_RC == lane_R1, scaled_RC, 0.0), axis=1, keepdims=True)
-    token_R1 = jnp.where(is_greedy_R1, greedy_R1, first_R1 + lane_R1)
-    drawn_R2[:, :1] = token_R1.astype(jnp.float32)
-    drawn_R2[:, 1:] = jnp.where(is_greedy_R1, max_R1, drawn_R1) - max_R1 - jnp.log(sum_R1)
+        cumulative_sv += jnp.where(lane_sv >= shift, pltpu.roll(cumulative_sv, shift, 1), 0.0)
+    is_positive_sv = weight_sv > 0
+    is_above_sv = is_positive_sv & (before_s1 + cumulative_sv > target_s1)
+    lane_s1 = jnp.min(jnp.where(is_above_sv, lane_sv, LANES), axis=1, keepdims=True)
+    last_s1 = jnp.max(jnp.where(is_positive_sv, lane_sv, 0), axis=1, keepdims=True)
+    lane_s1 = jnp.where(lane_s1 < LANES, lane_s1, last_s1)
+    drawn_s1 = jnp.sum(jnp.where(lane_sv == lane_s1, scaled_sv, 0.0), axis=1, keepdims=True)
+    token_s1 = jnp.where(is_greedy_s1, greedy_s1, first_s1 + lane_s1)
+    drawn_s2[:, :1] = token_s1.astype(jnp.float32)
+    drawn_s2[:, 1:] = jnp.where(is_greedy_s1, max_s1, drawn_s1) - max_s1 - jnp.log(sum_s1)
 
 
 def largest_threshold(applies_S: Array, predicate: Callable[[Array], Array]) -> Array:
