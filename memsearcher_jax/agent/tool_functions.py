@@ -6,11 +6,13 @@ import abc
 import asyncio
 import inspect
 import json
+import math
 import threading
 import typing
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Protocol, Union
@@ -114,20 +116,35 @@ def file_tools(file: str) -> list[Tool]:
 
 def as_text(value: Any) -> str:
     """A tool's result as the policy reads it: a text as it is, anything else as JSON, as MCP's servers write it."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain)
+    return value if isinstance(value, str) else json.dumps(_plain(value), ensure_ascii=False)
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has in place of a value that it has not."""
+    """The value in the types of JSON, which has no number that is not finite: these are null."""
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
     if is_dataclass(value) and not isinstance(value, type):
-        return {member.name: getattr(value, member.name) for member in fields(value)}
+        return {member.name: _plain(getattr(value, member.name)) for member in fields(value)}
     for method in ("model_dump", "tolist"):  # of pydantic; of NumPy and JAX
         convert = getattr(value, method, None)
         if callable(convert):
-            return convert()
-    if isinstance(value, Set):
-        return list(value)
+            return _plain(convert())
+    if isinstance(value, Mapping):
+        return {_plain_key(key): _plain(member) for key, member in value.items()}
+    if isinstance(value, bytes | bytearray):
+        return value.decode(errors="backslashreplace")
+    if isinstance(value, Iterable) and not isinstance(value, type):
+        return [_plain(member) for member in value]
     return str(value)
+
+
+def _plain_key(key: Any) -> Any:
+    plain = _plain(key)
+    return plain if plain is None or isinstance(plain, str | int | float) else str(key)
 
 
 def _is_function(value: Any) -> bool:
