@@ -81,6 +81,11 @@ class ToolFactory(Protocol):
     def make(self, problem: Problem) -> OwnTools: ...
 
 
+def unbound(calls: Sequence[dict[str, Any]], timeout: float) -> Sequence[Any]:
+    """Answers calls of a tool that each trajectory has of its own, where they do not say whose."""
+    raise RuntimeError("the call is of no trajectory, and the tool has a state for each")
+
+
 @dataclass(frozen=True)
 class OwnedCall(Call):
     """A call of a tool that a trajectory has of its own."""

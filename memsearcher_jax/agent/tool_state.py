@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MethodType
 from typing import Any
 
-from memsearcher_jax.agent.tool_functions import OwnTools, Tool, file_tools, function_tool, gathered
+from memsearcher_jax.agent.tool_functions import OwnTools, Tool, file_tools, function_tool, gathered, unbound
 from memsearcher_jax.python_files import CodeName, load_named
 from memsearcher_jax.types import Problem
 
@@ -36,11 +37,7 @@ def class_tools(value: str) -> list[Tool]:
     if not methods:
         raise ValueError(f"agent.tools {value}: has no public method with a docstring, which the policy reads")
     factory = ClassFactory(made_by, methods)
-    return [Tool(schema, _unbound, owner=factory) for schema in methods.values()]
-
-
-def _unbound(calls: Sequence[dict[str, Any]], timeout: float) -> Sequence[Any]:
-    raise RuntimeError("the call is of no trajectory, and the tool has a state for each")
+    return [Tool(schema, unbound, owner=factory) for schema in methods.values()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,13 +67,10 @@ class ClassTools(OwnTools):
 
     @property
     def tools(self) -> dict[str, Tool]:
-        def bound(name: str) -> Tool:
-            def answer(calls: Sequence[dict[str, Any]], timeout: float) -> Sequence[Any]:
-                return function_tool(getattr(self.made, name)).answer(calls, timeout)
+        return {name: Tool(schema, partial(self._answer, name)) for name, schema in self.schemas.items()}
 
-            return Tool(self.schemas[name], answer)
-
-        return {name: bound(name) for name in self.schemas}
+    def _answer(self, name: str, calls: Sequence[dict[str, Any]], timeout: float) -> Sequence[Any]:
+        return function_tool(getattr(self.made, name)).answer(calls, timeout)
 
     def start(self, timeout: float) -> str:
         """Makes the object. Returns what the policy reads after the question: the text that `reset` returns."""
@@ -90,11 +84,10 @@ class ClassTools(OwnTools):
         return instruction or ""
 
     def reward(self, timeout: float) -> float | None:
-        for name in ("reward", "get_reward"):
-            if callable(method := getattr(self.made, name, None)):
-                reward = _result(method(), timeout)
-                return None if reward is None else float(reward)
-        return None
+        methods = [getattr(self.made, name, None) for name in ("reward", "get_reward")]
+        method = next(filter(callable, methods), None)  # TRL's `reward` may be a number
+        reward = _result(method(), timeout) if method else None
+        return None if reward is None else float(reward)
 
     def close(self, timeout: float) -> None:
         if callable(method := getattr(self.made, "close", None)):
@@ -104,13 +97,9 @@ class ClassTools(OwnTools):
 def row_of(problem: Problem) -> dict[str, Any]:
     """The problem as the row of a dataset, as TRL passes one to `reset`."""
     prompt = [{"role": "user", "content": problem.question}]
-    golden = list(problem.golden_answers)
-    return {
-        "id": problem.id,
-        "question": problem.question,
-        "golden_answers": golden,
-        "prompt": prompt,
-    } | problem.metadata
+    answers = list(problem.golden_answers)
+    row = {"id": problem.id, "question": problem.question, "golden_answers": answers, "prompt": prompt}
+    return row | problem.metadata
 
 
 def _accepted(method: Any, row: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,6 @@ from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any, Literal
 
-import httpx2
 import jax
 import numpy as np
 import uvicorn
@@ -104,8 +103,8 @@ class HarnessClient:
 
     base_url: str
     api_key: str
-    http_client: httpx2.AsyncClient = field(repr=False, compare=False)
-    """Connections that all coroutines of the rollout share: opening a client takes longer than many trajectories."""
+    http_client: Any = field(repr=False, compare=False)  # httpx2.AsyncClient
+    """Connections that all coroutines of the rollout share. A client of their own would read all certificates first."""
     model: str = MODEL
 
 

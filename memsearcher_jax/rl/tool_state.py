@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from memsearcher_jax.agent.tool_functions import OwnedCall, OwnTools, Tool, ToolFactory
+from memsearcher_jax.agent.tool_functions import OwnedCall, OwnTools, Tool, ToolFactory, unbound
 from memsearcher_jax.python_files import described
 from memsearcher_jax.types import Call, Outcome, Problem, StopReason, TokenCounter, ToolResult, Workflow
 
@@ -29,10 +29,6 @@ def factories_of(tools: Sequence[Tool]) -> list[ToolFactory]:
 
 def lifecycle_tools(tools: Sequence[Tool]) -> list[Tool]:
     """The hidden tools that make and end what a trajectory has of its own, for the backends of a rollout."""
-
-    def unbound(calls: Sequence[dict[str, Any]], timeout: float) -> Sequence[Any]:
-        raise RuntimeError("the call is of no trajectory")
-
     hidden = []
     for factory in factories_of(tools):
         if factory.has_lifecycle:

@@ -70,6 +70,7 @@ class Guess:
 
     def reset(self, prompt, price, **kwargs) -> str | None:
         self.price, self.tries = price, 0
+        self.reward = 1.0  # a number of its own
         assert prompt == [{"role": "user", "content": kwargs["question"]}]
         return f"It costs less than {price + 5}."
 
