@@ -46,6 +46,7 @@ TRAINING = TrainingConfig(
     seq_len=32, minibatch_rows=8, logit_chunk=16, learning_rate=1e-3, kl_coefficient=0.1, old_logprobs="trainer"
 )
 MESH = MeshConfig(data=2, fsdp=2, tensor=2)
+OTHER_MESH = MeshConfig(data=1, fsdp=8, tensor=1)
 META = {"position": 12}
 
 
@@ -145,6 +146,9 @@ def main(folder: Path) -> None:
     keep_trajectories(hosts, folder)
     save(folder / "by_two_processes", state)
     np.savez(folder / f"read_{PROCESS}.npz", **leaves(restore(folder / "by_one_process", mesh), mesh))
+    other_mesh = sharding.make_mesh(OTHER_MESH)
+    moved = restore(folder / "by_two_processes", other_mesh)
+    np.savez(folder / f"moved_{PROCESS}.npz", **leaves(moved, other_mesh))
     # If a host has no batch, all hosts end with the reason that counts most, and none blocks.
     with hosts.guarded():
         raise Interrupted if hosts.index == 0 else ConnectionError("no answer")

@@ -53,6 +53,9 @@ def test_two_hosts_train_as_one_and_checkpoints_are_interchangeable(single_proce
         read = np.load(tmp_path / f"read_{process}.npz")
         for name, value in expected.items():
             np.testing.assert_array_equal(read[name], value, err_msg=name)
+        moved = np.load(tmp_path / f"moved_{process}.npz")  # what both wrote, by both, on another mesh
+        for name in expected:
+            np.testing.assert_array_equal(moved[name], learned[name], err_msg=name)
     for shape in ((1, 8, 1), (4, 1, 2)):
         mesh = sharding.make_mesh(MeshConfig(*shape))
         read = many_hosts.leaves(many_hosts.restore(tmp_path / "by_two_processes", mesh), mesh)
