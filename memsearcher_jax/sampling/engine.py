@@ -31,6 +31,9 @@ from memsearcher_jax.sampling.decode import DecodeOutput
 from memsearcher_jax.sampling.model_runner import ModelRunner, replica_count
 from memsearcher_jax.sampling.scheduler import FinishedGeneration, SamplerStats, ScheduledStep, Scheduler
 
+LATE_FACTOR = 0.8
+"""By which a host that was late expects calls to be shorter."""
+
 
 @dataclass
 class _Call:
@@ -53,6 +56,7 @@ class _Group:
     ended_at: float = 0.0  # when the last call ended whose output was read
     has_work: bool = False  # whether generations went on then
     call_seconds: float = 0.0  # of the last call that the host waited for
+    sure_seconds: float = 0.0  # that the next calls are likely to take at least
     host_wait: float = 0.0  # since `start`
 
     def is_idle(self) -> bool:
@@ -62,12 +66,24 @@ class _Group:
         output = self.calls[-1].output
         return output is not None and self.runner.is_done(output)
 
-    def expected_end(self) -> float:
-        """When the calls in flight are likely to have ended."""
+    def expected_end(self, call_seconds: float) -> float:
+        """When the calls in flight have ended if each takes so long."""
         end = self.ended_at
         for call in self.calls:
-            end = max(end, call.dispatched_at) + self.call_seconds
+            end = max(end, call.dispatched_at) + call_seconds
         return end
+
+    def record_end(self, call: _Call, is_late: bool, now: float) -> None:
+        """The output of the oldest call was read. `is_late`: it was there before the host asked for it."""
+        began = max(self.ended_at, call.dispatched_at)
+        if is_late:
+            # How long it took is not known. A host that trusts too long a time would be late for every call.
+            self.sure_seconds = LATE_FACTOR * min(self.sure_seconds, now - began)
+            self.ended_at = min(now, began + self.call_seconds)
+        else:
+            self.call_seconds = now - began
+            self.sure_seconds = self.call_seconds
+            self.ended_at = now
 
 
 class Engine:
@@ -150,11 +166,7 @@ class Engine:
         is_late = call.output is not None and group.runner.is_done(call.output)
         output = jax.device_get(call.output)
         now = time.monotonic()
-        if is_late:  # it ended some time ago
-            group.ended_at = min(now, max(group.ended_at, call.dispatched_at) + group.call_seconds)
-        else:
-            group.call_seconds = now - max(group.ended_at, call.dispatched_at)
-            group.ended_at = now
+        group.record_end(call, is_late, now)
         finished = self.scheduler.update(call.step, output)
         group.has_work = self.scheduler.is_active(group.number)
         return finished
@@ -170,8 +182,8 @@ class Engine:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the first group of devices is likely to need its next call; 0 without calls in flight."""
-        ends = [group.expected_end() for group in self._groups if group.calls]
+        """Seconds until the first group of devices may need its next call; 0 without calls in flight."""
+        ends = [group.expected_end(group.sure_seconds) for group in self._groups if group.calls]
         return max(0.0, min(ends) - time.monotonic()) if ends else 0.0
 
     def _dispatch(self, group: _Group) -> bool:
@@ -185,7 +197,7 @@ class Engine:
         assert group.weights is not None, "`start` comes first"
         if group.is_idle():
             now = time.monotonic()
-            idle_since = group.expected_end()
+            idle_since = group.expected_end(group.call_seconds)
             if not group.calls and not group.has_work:
                 idle_since = max(idle_since, requested_at)
             group.host_wait += max(0.0, now - idle_since)

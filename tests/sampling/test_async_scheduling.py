@@ -1,6 +1,7 @@
 """`async_scheduling` draws the same tokens, and devices have their next call before the host handles the last one."""
 
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 
 import jax
@@ -88,9 +89,10 @@ def test_the_setting_says_who_is_ahead(nano):
 
 
 class Clock:
-    """A device whose calls take ten seconds of a simulated time, and a time that only waiting and `pass_` move."""
+    """A device whose calls take some simulated seconds, and a time that only waiting and `pass_` move."""
 
     def __init__(self):
+        self.call_seconds = 10.0
         self.now = 100.0
         self.free_at = 0.0
 
@@ -112,7 +114,7 @@ class Runner:
     def run(self, step, params, root_key):
         begun = max(self.clock.now, self.clock.free_at)
         self.calls.append((self.clock.now, begun))
-        self.clock.free_at = begun + 10.0
+        self.clock.free_at = begun + self.clock.call_seconds
         A = len(step.decode.length_A)
         count_A = np.where(step.decode.remaining_A > 0, self.steps, 0)
         token_AJ = np.ones((A, self.steps), np.int32)
@@ -188,3 +190,16 @@ def test_a_host_that_handles_much_can_keep_the_devices_busy(timed_engine):
     assert engine.seconds_left == 0.0
     engine.step()
     assert len(runner.calls) == dispatched
+
+
+def test_a_host_that_waits_for_tools_is_not_late_for_long_when_calls_become_shorter(timed_engine):
+    engine, clock, runner = timed_engine("on")
+    engine.scheduler.open_context(0, [1], (0, 0), 100)
+    engine.step()
+    clock.call_seconds = 4.0
+    for _ in range(12):  # as `RolloutDriver._patience`: tools may take all the time that the devices leave
+        clock.pass_(engine.seconds_left)
+        engine.step()
+    distances = [later - earlier for (_, earlier), (_, later) in pairwise(runner.calls)]
+    assert max(distances[2:6]) > 4.0, "the host did not know it"
+    assert distances[-3:] == pytest.approx([4.0] * 3)
