@@ -57,6 +57,7 @@ from memsearcher_jax.types import Completion, Context, FinishReason, Problem, Qu
 MODEL = "policy"
 """The name of the model at the endpoint."""
 SPARE_TRAJECTORIES = 1.0  # more than there are slots, as a share of them: a harness is busy between its requests
+KEPT_CONNECTION_SECONDS = 86_400  # without a request: a client may reuse a connection at the moment of its end
 IDLE_SECONDS = 0.2  # without looking whether the run is to stop
 LAST_ERROR_CHARACTERS = 500
 UNSUPPORTED = tuple(name for name in chat.UNSUPPORTED if name != "seed")
@@ -327,7 +328,9 @@ class Endpoint:
         self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
         self.http_client = async_client(self.base_url, {})
         quiet = {"log_level": "critical", "access_log": False, "date_header": False, "server_header": False}
-        config = uvicorn.Config(self._app(), lifespan="off", ws="none", **quiet)
+        config = uvicorn.Config(
+            self._app(), lifespan="off", ws="none", timeout_keep_alive=KEPT_CONNECTION_SECONDS, **quiet
+        )
         self._server = uvicorn.Server(config)
         self._server_thread = threading.Thread(target=self._serve, args=(listener,), daemon=True)
         self._server_thread.start()
