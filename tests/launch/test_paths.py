@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memsearcher_jax.config import RunConfig, settings
+from memsearcher_jax.config import RunConfig, settings, with_settings
 from memsearcher_jax.launch import cli, tpu_train
-from memsearcher_jax.runs.path_settings import CODE, PATHS, expanded
+from memsearcher_jax.runs.path_settings import CODE, PATHS, expanded, with_expanded_paths
 from tests.launch.command_flags import COMMANDS, flags_of, parsed, takes_settings
 
 SERVICE_TEXTS = ("url", "model", "api_key_env", "extra_body")
@@ -84,6 +84,15 @@ def test_a_home_directory_is_expanded_in_any_path(flag, rest, joined):
         rest = rest.replace(" ", "_")
     value = value_of(parsed(flag.command, flag.name, f"~/{rest}", joined=joined), flag.name)
     assert value == [f"{Path.home()}/{rest}"]
+
+
+@pytest.mark.parametrize("name", [*CODE, *PATHS])
+def test_each_setting_that_is_a_path_is_expanded(name):
+    is_list = isinstance(settings(RunConfig())[name], tuple)
+    given_value = ("~/a.py", "b.py") if is_list else "~/a.py"
+    config = with_expanded_paths(with_settings(RunConfig(), {name: given_value}))
+    full = f"{Path.home()}/a.py"
+    assert settings(config)[name] == ((full, "b.py") if is_list else full)
 
 
 @pytest.mark.parametrize("name", ["audit", "data.train", "agent.tools", "sft.trajectories"])
