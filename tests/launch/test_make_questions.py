@@ -155,10 +155,10 @@ def test_a_slow_or_silent_writer_costs_no_finished_question(passages, service, f
     writer, address = service
     is_faulty = re.compile(r"^(Ship|Builder|Town)\d*[13579] ", re.MULTILINE).search
     if fault == "slow":
-        writer.delay = lambda user: 1.0 if is_faulty(user) and "\n\nWrite one question" in user else 0.0
+        writer.delay = lambda user: 2.0 if is_faulty(user) and "\n\nWrite one question" in user else 0.0
     else:
         writer.write = lambda texts: " " if is_faulty(texts[0]) else writer.chain_question(texts)
-    result = run(passages, address, "--count", "60", "--max_candidates", "24", "--writer.timeout", "0.4")
+    result = run(passages, address, "--count", "60", "--max_candidates", "24", "--writer.timeout", "1")
     finished = {line["key"]: line for line in log_of(passages) if not line["reason"]}
     assert result["questions"] == len(finished) > 4 and result["struck"]["failed"] == 24 - len(finished) > 4
     writer.delay = lambda user: 0.0
