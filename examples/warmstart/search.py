@@ -177,12 +177,15 @@ def step(run: Run, number: int) -> list[ScoredTrajectory]:
     demonstrations = tasks.demonstrations(Errors(), number)
     # The generator's name decides the draws, on which the packaged models depend.
     rng = named_rng(seed, "exercises", number)
-    return [
+    copied_ids = np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.stop_ids)
+    trained = [
         *chain.from_iterable(demonstrations.values()),
-        *copies(tokenizer, rng, np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.stop_ids), 60),
+        *copies(tokenizer, rng, copied_ids, 60),
         *tasks.extractions(rng, 150),
-        *(tasks.actions(rng, Errors(), 80) if run.config.agent.workflow == "memsearcher" else ()),
     ]
+    if run.config.agent.workflow == "memsearcher":
+        trained += tasks.actions(rng, Errors(), 80)
+    return trained
 
 
 def held_out(run: Run) -> list[ScoredTrajectory]:
