@@ -3,6 +3,7 @@
 python benchmarks/host.py --tokenizer DIR
 python benchmarks/host.py --workflow react --slots 64 --search_ms 50
 python benchmarks/host.py --between
+python benchmarks/host.py --harness examples/openai_client.py --slots 32
 python benchmarks/host.py --clock cpu --sweep     # a table
 
 Calls of the engine take the time that the roofline gives them (decode by rows and context, prefill by width), and
@@ -90,6 +91,10 @@ class Flags:
     """Measure what lies between rollout and update, for 1,280 trajectories, in place of the rollout."""
     sweep: bool = False
     """Print a table: workflows, 64, 256 and 512 slots, `LAYOUTS`; in the first also searches of 50 and 500 ms."""
+    harness: str = ""
+    """A harness FILE.py: compare it with the workflow, at `tiny` with real calls, in place of the simulation."""
+    repeats: int = 5
+    """Alternating measurements of --harness."""
     clock: Literal["wall", "cpu"] = "wall"
     """cpu: time advances by the CPU time of the driver's thread, for a machine with other work."""
     profile: bool = True
@@ -458,6 +463,11 @@ def between(flags: Flags, config: RunConfig, trajectories: Sequence[Trajectory])
 
 def main(flags: Flags) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if flags.harness:
+        import harness
+
+        harness.compare(flags.harness, flags.slots, flags.trajectories, flags.repeats)
+        return
     import jax
 
     jax.config.update("jax_num_cpu_devices", 4)
