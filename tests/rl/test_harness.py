@@ -264,6 +264,7 @@ print("an answer")
 )
 
 
+@pytest.mark.slow
 def test_a_harness_is_killed_in_step_3_and_the_run_goes_on(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(f"STARTS = {str(tmp_path / 'starts')!r}\n{KILLED}")
