@@ -2,6 +2,7 @@
 
 python benchmarks/update.py                                      # tiny and small in float32, against torch
 python benchmarks/update.py --no-torch --sizes smollm2 --dtype bfloat16      # alone; run it in two checkouts to compare
+python benchmarks/update.py --memory --sizes tiny                # what the memory of our update is made of
 
 docs/plan.md describes the step and both programs, whose losses and gradient norms must agree. Compiling is not timed.
 Results are medians, and ratios those of neighbouring runs, with their range. CPU seconds are those of all threads,
@@ -44,6 +45,8 @@ class Flags(common.Flags):
     """Also measure transformers on torch CPU (extra: parity)."""
     dtype: str = "float32"
     """Type of weights and activations."""
+    memory: bool = False
+    """Print what the memory of our update is made of, in place of its speed."""
     devices: int = 2
     """Devices of the CPU among which our update divides the rows, as `--mesh.cpu_devices`."""
 
@@ -60,6 +63,9 @@ class Context(NamedTuple):
 
 def main(flags: Flags) -> None:
     for size in flags.sizes:
+        if flags.memory:
+            print_memory(size, flags.dtype, CONTEXTS.get(size, 6), flags.devices)
+            continue
         row = measure(size, flags.dtype, CONTEXTS.get(size, 6), flags.devices, flags.repeats, flags.torch)
         cells = (f"{name} {f'{x:,.4g}' if isinstance(x, float) else x}" for name, x in row.items())
         print(*cells, sep="  ", flush=True)
@@ -123,8 +129,100 @@ def write_weights(size: common.Size, dtype: str, contexts: int, folder: str) -> 
     weights.save(Path(folder), model, common.random_params(model, sharding.make_mesh(common.SHARDS)), None)
 
 
+def print_memory(size: common.Size, dtype: str, count: int, devices: int) -> None:
+    """Prints the peak of the process in each phase, and what XLA says of the program."""
+    with tempfile.TemporaryDirectory(prefix="update-") as folder:
+        arguments = (size, dtype, count, folder)
+        environment: dict[str, Any] = {"JAX_NUM_CPU_DEVICES": str(devices)}
+        common.in_process(write_weights, *arguments, **environment)
+        megabytes = common.in_process(update_memory, *arguments, **environment)
+    print(f"{size}, {count} contexts, {dtype}, {devices} devices, MB:")
+    for name, value in megabytes.items():
+        print(f"  {value:8,.1f}  {name}")
+
+
+def update_memory(size: str, dtype: str, count: int, folder: str) -> dict[str, float]:
+    """Megabytes by what needs them."""
+    import jax
+
+    from memsearcher_jax.logs.host_memory import peak_gb, record_peak_anew
+
+    megabytes: dict[str, float] = {}
+
+    def peak(name: str) -> None:
+        value = peak_gb()
+        if value is None:
+            raise SystemExit("this system does not record the memory of a process")
+        megabytes[f"peak of the process: {name}"] = value * 1e3
+        record_peak_anew()
+
+    record_peak_anew()
+    jax.devices()
+    peak("libraries")
+    prepared = prepare_update(size, dtype, count, folder)
+    peak("weights, optimizer state and rows are made")
+    with jax.set_mesh(prepared.mesh):
+        lowered = prepared.update.lower(prepared.state, prepared.batch)
+        peak("the program is traced")
+        compiled = lowered.compile()
+        peak("the program is compiled")
+        jax.clear_caches()
+        state = prepared.state
+        for name in ("the first step", "the second step"):
+            state, _ = jax.block_until_ready(compiled(state, prepared.batch))
+            peak(name)
+    live = jax.live_arrays()
+    megabytes["arrays that live after a step, all devices"] = sum(array.nbytes for array in live) / 1e6
+    megabytes["of them parameters"] = _megabytes(state.params)
+    megabytes["of them optimizer state"] = _megabytes(state.opt_state)
+    analysis = compiled.memory_analysis()
+    megabytes["program, each device: arguments"] = analysis.argument_size_in_bytes / 1e6
+    megabytes["program, each device: results not in donated arguments"] = (
+        analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    ) / 1e6
+    megabytes["program, each device: temporary arrays"] = analysis.temp_size_in_bytes / 1e6
+    megabytes["program: code"] = analysis.generated_code_size_in_bytes / 1e6
+    return megabytes
+
+
+def _megabytes(tree: Any) -> float:
+    import jax
+
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree) if hasattr(leaf, "nbytes")) / 1e6
+
+
+class PreparedUpdate(NamedTuple):
+    """What `update_steps` times."""
+
+    mesh: Any
+    update: Any  # jitted
+    state: Any
+    batch: Any
+
+
 def update_steps(size: str, dtype: str, count: int, folder: str) -> dict:
     """Times the update of the package."""
+    import jax
+
+    prepared = prepare_update(size, dtype, count, folder)
+    state = prepared.state
+    batch = prepared.batch
+    with jax.set_mesh(prepared.mesh):
+        update = prepared.update.lower(state, batch).compile()
+
+        def step() -> tuple[float, float]:
+            nonlocal state
+            state, metrics = jax.block_until_ready(update(state, batch))
+            return float(metrics["loss"]), float(metrics["grad_norm"])
+
+        result = time_steps(step)
+        peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", result["peak_bytes"])
+        computed = int((batch.segment_BT > 0).sum())  # the prefix that contexts share is computed once
+        return result | {"computed": computed, "peak_bytes": peak}
+
+
+def prepare_update(size: str, dtype: str, count: int, folder: str) -> PreparedUpdate:
+    """The update of the package with its state and rows."""
     import jax
 
     from memsearcher_jax.model import sharding, weights
@@ -165,17 +263,8 @@ def update_steps(size: str, dtype: str, count: int, folder: str) -> dict:
     with jax.set_mesh(mesh):
         optimizer = make_optimizer(settings)
         state = init_state(params, model, optimizer, mesh)
-        update = make_update(model, settings, optimizer, mesh, temperature=1.0).lower(state, batch).compile()
-
-        def step() -> tuple[float, float]:
-            nonlocal state
-            state, metrics = jax.block_until_ready(update(state, batch))
-            return float(metrics["loss"]), float(metrics["grad_norm"])
-
-        result = time_steps(step)
-        peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", result["peak_bytes"])
-        computed = int((batch.segment_BT > 0).sum())  # the prefix that contexts share is computed once
-        return result | {"computed": computed, "peak_bytes": peak}
+        update = make_update(model, settings, optimizer, mesh, temperature=1.0)
+    return PreparedUpdate(mesh, update, state, batch)
 
 
 def torch_steps(size: str, dtype: str, count: int, folder: str) -> dict:
