@@ -188,6 +188,9 @@ class SimulatedRunner:
                 return None
             return self._decode(step.decode)
 
+    def wait(self) -> None:
+        """The engine stops: nothing waits for calls that are dropped."""
+
     def is_done(self, output: DecodeOutput) -> bool:
         return output.count_A.is_ready()
 

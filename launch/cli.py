@@ -100,6 +100,10 @@ class Command(SettingsSource):
         """Applies the command's other flags to `run`."""
         return self
 
+    def check(self) -> None:
+        """Raises ValueError for settings that contradict each other, or what the command does with them."""
+        check(self.run, needs_weights=self.needs_weights)
+
 
 CommandT = TypeVar("CommandT", bound=Command)
 
@@ -159,7 +163,7 @@ def parse_settings(command: type[CommandT], source: SettingsSource, words: Seque
         flags = _new(command, source, words)
     if flags.json and not command.has_result:
         raise ValueError("--json writes the result of a command, and a service has none: omit it")
-    check(flags.run, needs_weights=command.needs_weights)
+    flags.check()
     open_own_files(flags.run)
     left_out = refuse_unused(flags.use, given_settings(words), flags.run)
     if left_out:

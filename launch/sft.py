@@ -31,6 +31,10 @@ from memsearcher_jax.runs.run_dir import open_run_folder, read_run_config
 class SFT(cli.Command, cli.ResumableSource):
     """Train a policy to imitate recorded trajectories."""
 
+    def check(self) -> None:
+        check_supervised(self.run)  # first: the rules of reinforcement learning would name settings of a teacher
+        super().check()
+
 
 def main(argv: Sequence[str], progress_type: type[Progress] = Progress) -> None:
     """`progress_type` shows the progress, and may observe it."""
@@ -38,7 +42,6 @@ def main(argv: Sequence[str], progress_type: type[Progress] = Progress) -> None:
         with cli.one_line_errors(), contextlib.ExitStack() as startup, announced("loading weights and trajectories"):
             flags = cli.parse(SFT, argv)
             config = flags.run
-            check_supervised(config)
             if not config.sft.trajectories:
                 raise ValueError("--sft.trajectories is missing: give trajectory files, a folder of them, or a run")
             if config.training.needs_kinds:

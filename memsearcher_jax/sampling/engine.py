@@ -142,6 +142,7 @@ class Engine:
         stats.host_wait = sum(group.host_wait for group in self._groups) / len(self._groups)
         self._order.clear()
         for group in self._groups:
+            group.runner.wait()  # for calls that are dropped
             group.weights = None
             group.calls.clear()
             group.has_work = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
 
 import jax
 import numpy as np
@@ -43,21 +42,29 @@ class ModelRunner:
     def run(self, step: ScheduledStep, params: Params, root_key: Array) -> DecodeOutput | None:
         """Dispatches the calls of a step in order; the output of decoding is still on the devices, as `params` are."""
         with jax.set_mesh(self._mesh), way_around_kernels("sampling.attention"):
+            self.wait(params)
             if self._cache is None or self._state is None:
-                self._cache = self._one_at_a_time(self._empty_cache())
-                self._state = self._one_at_a_time(self._empty_state())
+                self._cache = self._empty_cache()
+                self.wait()
+                self._state = self._empty_state()
             for call in step.calls:
-                self._cache = self._one_at_a_time(self._programs[type(call)](self._cache, params, call))
+                self.wait()
+                self._cache = self._programs[type(call)](self._cache, params, call)
             if step.decode is None:
                 return None
+            self.wait()
             decode = self._programs[Decode]
             self._cache, self._state, output = decode(self._cache, self._state, params, root_key, step.decode)
         return output
 
-    def _one_at_a_time(self, result: Any) -> Any:
-        """The result, complete on several CPU devices: programs that run there at the same time can wait for ever."""
+    def wait(self, params: Params | None = None) -> None:
+        """On several CPU devices, waits for the programs under way, and for that which makes the weights.
+
+        Programs that run there at the same time can wait for each other for ever. Other devices have a queue.
+        """
         device = self._mesh.devices.flat[0]
-        return jax.block_until_ready(result) if device.platform == "cpu" and self._mesh.size > 1 else result
+        if device.platform == "cpu" and self._mesh.size > 1:
+            jax.block_until_ready((params, self._cache, self._state))
 
     def is_done(self, output: DecodeOutput) -> bool:
         """Whether the devices have finished the calls of the step with this output."""

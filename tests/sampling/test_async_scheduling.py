@@ -122,6 +122,9 @@ class Runner:
         ready = Ready(count_A, self.clock, self.clock.free_at)
         return DecodeOutput(token_AJ, token_AJ * 0.5, ready, remaining_A, np.ones(A, bool))
 
+    def wait(self):
+        pass
+
     def is_done(self, output):
         return self.clock.now >= output.count_A.ready_at
 

@@ -56,6 +56,9 @@ class FakeModelRunner:
             (self.copy if isinstance(call, CopyPages) else self.prefill)(call)
         return step.decode and self.decode(step.decode)
 
+    def wait(self):
+        pass
+
     def is_done(self, output):
         return True
 

@@ -135,16 +135,15 @@ def test_adapters_learn_from_demonstrations_and_are_exported(finished, demos, tm
         ("--config qwen05b --sft.trajectories {demos}", "--model.path is missing"),
         ("--config tiny_memalpha --sft.trajectories none", "none: no such file"),
         (
-            "--config tiny --teacher.path t --training.kl_coefficient 0.1 --sft.trajectories none",
+            "--config tiny --teacher.path t --sft.trajectories none",
             "teacher.path t has no effect in supervised learning",
         ),
         (
-            "--config tiny --teacher.path t --training.objective distill --training.kl_coefficient 0"
-            " --rl.keep_constant_reward_groups True --sft.trajectories none",
+            "--config tiny --teacher.path t --training.objective distill --sft.trajectories none",
             "has no effect in supervised learning, which imitates sft.trajectories alone: omit it",
         ),
         (
-            "--config nano --training.kl_coefficient 0.1 --sft.trajectories {demos} --sft.min_reward 2",
+            "--config nano --sft.trajectories {demos} --sft.min_reward 2",
             "leave nothing to train on",
         ),
         (
