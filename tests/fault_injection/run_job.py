@@ -176,7 +176,7 @@ def differences(first: Path, second: Path) -> list[str]:
     return differing
 
 
-Faults = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="FAULT")]
+Faults = Annotated[tuple[str, ...], tyro.conf.arg(metavar="FAULT")]
 
 
 @dataclass(frozen=True)
