@@ -1,6 +1,8 @@
 """Agents of other frameworks: what they ask over HTTP is sampled, recorded and rewarded as contexts of a workflow."""
 
 import json
+import os
+import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -276,8 +278,15 @@ def test_a_harness_is_killed_in_step_3_and_the_run_goes_on(tmp_path):
     assert [step["contexts"] for step in steps] == [1.0] * 4
 
 
+@pytest.mark.slow
 def test_a_resumed_run_repeats_its_step(tmp_path):
-    """A run in two parts samples what a run in one part samples."""
+    """A run in two parts samples what a run in one part samples. Each is a process of its own, with one device."""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+
+    def train(*words):
+        command = [sys.executable, "-m", "memsearcher_jax.launch", "train", *words]
+        subprocess.run(command, env=environment, check=True, capture_output=True)
+
     file = tmp_path / "my_agent.py"
     file.write_text(POST + "def my_agent(problem, client):\n    return ask(client, [user('Who?')])['content'], 0.5\n")
     harness = ["--agent.harness", str(file)]
@@ -285,9 +294,9 @@ def test_a_resumed_run_repeats_its_step(tmp_path):
     sampled = []
     for steps in ("2", "1"):
         out = tmp_path / steps
-        tpu_train.main([*with_flags(flags, "--rl.steps", steps), "--out", str(out)])
+        train(*with_flags(flags, "--rl.steps", steps), "--out", str(out))
         if steps == "1":
-            tpu_train.main(["--resume", "--out", str(out), "--rl.steps", "2", *harness])
+            train("--resume", "--out", str(out), "--rl.steps", "2", *harness)
         files = sorted((out / "trajectories").glob("*.jsonl.gz"))
         sampled.append(
             [
