@@ -53,23 +53,22 @@ MARKUP = (  # added but not special, as <tool_call> in Qwen2.5, so that decoding
 # digit; punctuation; line breaks; spaces.
 _PRETOKENS = r"(?<=[A-Z][a-z]{2}) [A-Z][a-z]+|[A-Z][a-z]{0,2}| ?\p{Ll}+|\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|[\r\n]+|\s+"
 _CALL = '✿FUNCTION✿: {}\n✿ARGS✿: {{"memory_type": "{}_memory", "{}": "'
-ITEM_STORES = ("semantic", "episodic")
 CALL_PARTS = (
-    *(_CALL.format("new_memory_insert", store, "content") for store in ITEM_STORES),
-    *(_CALL.format("memory_delete", store, "memory_id") for store in ITEM_STORES),
+    _CALL.format("new_memory_insert", "semantic", "content"),
+    _CALL.format("new_memory_insert", "episodic", "content"),
+    _CALL.format("memory_delete", "semantic", "memory_id"),
+    _CALL.format("memory_delete", "episodic", "memory_id"),
     _CALL.format("memory_update", "core", "new_content"),
     '"}\n',
 )
-MEMORY_PARTS = (
-    *(f"{store}_memory" for store in ("core", *ITEM_STORES)),
-    *(f"{store} memory:\n" for store in ("core", *ITEM_STORES)),
-    *(":\n", " (the latest ", " of ", "Empty.", "\n\n", "[0", "] ", ".\n"),
-)
-_STREAM_PARTS = (
-    *("All of it.\n", "A part.\n", "Labels: ", "Sample: a letter about", "; Label: ", " met", " meet", "On "),
-    *("On which day did ", "Which label has a letter about ", "Who does ", "Who made "),
-    *(*MONTHS, str(FIRST_DAY.year), str(FIRST_DAY.year + 1)),
-)
+_STORE_NAMES = ("core_memory", "semantic_memory", "episodic_memory")
+_STORE_HEADINGS = ("core memory:\n", "semantic memory:\n", "episodic memory:\n")
+_MEMORY_MARKS = (":\n", " (the latest ", " of ", "Empty.", "\n\n", "[0", "] ", ".\n")
+MEMORY_PARTS = _STORE_NAMES + _STORE_HEADINGS + _MEMORY_MARKS
+_STREAM_TEXTS = ("All of it.\n", "A part.\n", "Labels: ", "Sample: a letter about", "; Label: ", " met", " meet", "On ")
+_STREAM_QUESTIONS = ("On which day did ", "Which label has a letter about ", "Who does ", "Who made ")
+_STREAM_DATES = (*MONTHS, str(FIRST_DAY.year), str(FIRST_DAY.year + 1))
+_STREAM_PARTS = _STREAM_TEXTS + _STREAM_QUESTIONS + _STREAM_DATES
 
 
 def train() -> Tokenizer:

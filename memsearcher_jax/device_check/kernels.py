@@ -193,7 +193,9 @@ def _append_row(sizes: Sizes, dtype: str, kernels: Kernels, rng: np.random.Gener
         expected = jax.jit(kv_cache.append_to_pages)(pools, new, table_AI, start_A, added_A)
     except Exception as error:  # of the compiler, of any kind
         return _failed(name, error, "paged")
-    wrong = sum(int(np.sum(np.asarray(one) != np.asarray(other))) for one, other in zip(found, expected, strict=True))
+    wrong = 0
+    for pool, expected_pool in zip(found, expected, strict=True):
+        wrong += int(np.sum(np.asarray(pool) != np.asarray(expected_pool)))
     return Row(name, f"{wrong} wrong entries", "0 wrong entries", wrong == 0, WAYS_OUT["paged"])
 
 

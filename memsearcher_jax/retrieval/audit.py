@@ -135,13 +135,19 @@ def oracle_query(problem: Problem) -> str:
 
 def summarize(audited: Sequence[Audited]) -> dict[str, Any]:
     """Counts of questions, and by place the means of what is known of them; None: nothing is."""
-    places = audited[0].answers
+    with_titles = [question for question in audited if question.problem.supporting_titles]
+    hopeless = [question for question in audited if question.is_hopeless]
+    answers = {}
+    titles = {}
+    for place in audited[0].answers:
+        answers[place] = _mean([question.answers[place] for question in audited])
+        titles[place] = _mean([question.titles[place] for question in audited])
     return {
         "questions": len(audited),
-        "with_titles": sum(bool(question.problem.supporting_titles) for question in audited),
-        "hopeless": sum(question.is_hopeless for question in audited),
-        "answers": {place: _mean([question.answers[place] for question in audited]) for place in places},
-        "titles": {place: _mean([question.titles[place] for question in audited]) for place in places},
+        "with_titles": len(with_titles),
+        "hopeless": len(hopeless),
+        "answers": answers,
+        "titles": titles,
     }
 
 

@@ -16,20 +16,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import queue
 import re
 import secrets
-import signal
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent import futures
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from inspect import iscoroutinefunction
 from typing import Any, Literal
 
 import jax
@@ -42,24 +39,23 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from memsearcher_jax.agent.harness import HarnessOutcome, open_harness, outcome_of, parse_output, parse_result
+from memsearcher_jax.agent.harness import HarnessOutcome, outcome_of
 from memsearcher_jax.chat_template import ChatMessage, ChatTemplate, ToolCall, parse_tool_calls
 from memsearcher_jax.http import chat
 from memsearcher_jax.http.client import async_client
 from memsearcher_jax.python_files import described
+from memsearcher_jax.rl.harness_programs import MODEL, HarnessClient, ProcessError, runner_of
+from memsearcher_jax.rl.harness_sessions import OpenContext, Session
 from memsearcher_jax.rl.metrics import RolloutStats, device_memory
 from memsearcher_jax.rl.rollout import Job, Params, Rollout, RolloutDriver
 from memsearcher_jax.rl.tool_executor import respond
 from memsearcher_jax.sampling.config import SamplingParams
 from memsearcher_jax.sampling.scheduler import FinishedGeneration
-from memsearcher_jax.types import Completion, Context, FinishReason, Problem, Query, Search, StopReason, Turn
+from memsearcher_jax.types import Completion, Context, FinishReason, Query, Search, StopReason, Turn
 
-MODEL = "policy"
-"""The name of the model at the endpoint."""
 SPARE_TRAJECTORIES = 1.0  # more than there are slots, as a share of them: a harness is busy between its requests
 KEPT_CONNECTION_SECONDS = 86_400  # without a request: a client may reuse a connection at the moment of its end
 IDLE_SECONDS = 0.2  # without looking whether the run is to stop
-LAST_ERROR_CHARACTERS = 500
 UNSUPPORTED = tuple(name for name in chat.UNSUPPORTED if name != "seed")
 
 
@@ -99,101 +95,11 @@ class SearchRequest(BaseModel):
 
 
 @dataclass(frozen=True)
-class HarnessClient:
-    """What a harness in Python gets: the endpoint, as the openai package, LangChain or curl need it."""
-
-    base_url: str
-    api_key: str
-    http_client: Any = field(repr=False, compare=False)  # httpx2.AsyncClient
-    """Connections that all coroutines of the rollout share. A client of their own would read all certificates first."""
-    model: str = MODEL
-
-
-@dataclass
-class _OpenContext:
-    """A context that later requests may extend."""
-
-    number: int
-    messages: tuple[ChatMessage, ...]  # with the last reply, as it was given; empty before the first reply
-    tools: str  # JSON
-    ids: np.ndarray  # int32
-    logprobs: np.ndarray  # float32, 0 where not sampled
-    sampled: np.ndarray  # bool
-    can_be_extended: bool = False  # while it generates, and after a reply that opened another turn, it cannot
-
-    @property
-    def ends_with_reply(self) -> bool:
-        return bool(len(self.sampled)) and bool(self.sampled[-1])
-
-
-@dataclass
-class _Session:
-    """One trajectory. The endpoint's thread changes it; the engine's thread reads it when the harness has ended."""
-
-    job: Job
-    key: str = field(default_factory=lambda: f"trajectory-{secrets.token_hex(16)}")
-    contexts: list[_OpenContext] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    requests: int = 0
-    altered_replies: int = 0
-    is_ended: bool = False
-    context_full: bool = False
-    is_finite: bool = True
-
-    def find(self, messages: Sequence[ChatMessage], tools: str) -> _OpenContext | None:
-        """The context with the longest conversation that the messages continue.
-
-        Counts requests that continue none because a reply came back altered.
-        """
-        found: _OpenContext | None = None
-        is_altered = False
-        for context in self.contexts:
-            length = len(context.messages)
-            if not length or len(messages) <= length or context.tools != tools:
-                continue
-            *earlier, reply = context.messages
-            if not all(map(_same_message, earlier, messages)):
-                continue
-            if not _same_reply(reply, messages[length - 1]):
-                is_altered = True
-            elif context.can_be_extended and (found is None or length > len(found.messages)):
-                found = context
-        if found is None and is_altered:
-            self.altered_replies += 1
-        return found
-
-    def counts(self) -> dict[str, int]:
-        return {
-            "requests": self.requests,
-            "contexts": len(self.contexts),
-            "altered_replies": self.altered_replies,
-        }
-
-
-def _same_message(one: ChatMessage, other: ChatMessage) -> bool:
-    """Whether two messages render alike; parts may be divided in another way."""
-    return one.role == other.role and one.text == other.text and _calls(one) == _calls(other)
-
-
-def _same_reply(reply: ChatMessage, echoed: ChatMessage) -> bool:
-    """Whether a reply came back as it was given.
-
-    These differences change nothing for the reader of the messages, whose ids stay as they were sampled: white space at
-    the ends of the text, a text in parts, and the white space and order of names in the arguments of a call.
-    """
-    return reply.role == echoed.role and reply.text.strip() == echoed.text.strip() and _calls(reply) == _calls(echoed)
-
-
-def _calls(message: ChatMessage) -> list[tuple[str, Any]]:
-    return [(call.name, call.arguments_object) for call in message.tool_calls]
-
-
-@dataclass(frozen=True)
 class _Generation:
     """A request that waits for a slot, or for its tokens."""
 
-    session: _Session
-    context: _OpenContext  # with the ids that its reply follows
+    session: Session
+    context: OpenContext  # with the ids that its reply follows
     max_tokens: int
     params: SamplingParams
     find_stop: Callable[[Sequence[int]], int | None]
@@ -204,7 +110,7 @@ class _Generation:
 class _Ended:
     """A harness that returned, or failed."""
 
-    session: _Session
+    session: Session
     outcome: HarnessOutcome
 
 
@@ -318,8 +224,8 @@ class Endpoint:
         self._driver = driver
         self._events = events
         self._template = ChatTemplate(driver.tokenizer)
-        self._sessions: dict[str, _Session] = {}  # by key
-        self._run = _open_harness(driver.harness)
+        self._sessions: dict[str, Session] = {}  # by key
+        self._run = runner_of(driver.harness)
         self._harnesses = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -359,16 +265,16 @@ class Endpoint:
 
     def begin(self, job: Job) -> None:
         """Starts the harness on the problem of a job."""
-        session = _Session(job)
+        session = Session(job)
         self._sessions[session.key] = session
         self._harnesses.call_soon_threadsafe(self._start, session)
 
-    def _start(self, session: _Session) -> None:
+    def _start(self, session: Session) -> None:
         task = self._harnesses.create_task(self._play(session))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _play(self, session: _Session) -> None:
+    async def _play(self, session: Session) -> None:
         """Runs the harness to its end, and reports its outcome."""
         client = HarnessClient(self.base_url, session.key, self.http_client)
         limit = self._driver.timeout
@@ -382,7 +288,7 @@ class Endpoint:
         except asyncio.CancelledError:
             return  # the rollout ends
         except (Exception, SystemExit) as failure:
-            error = str(failure) if isinstance(failure, _ProcessError) else described(failure)
+            error = str(failure) if isinstance(failure, ProcessError) else described(failure)
         session.is_ended = True
         if not error and not session.requests:
             error = "the harness returned without a request to the model"
@@ -435,7 +341,7 @@ class Endpoint:
         events = _stream(head, message, reply.finish_reason, usage if body.includes_usage else None)
         return StreamingResponse(events, media_type="text/event-stream")
 
-    def _session(self, request: Request) -> _Session:
+    def _session(self, request: Request) -> Session:
         """The trajectory that the API key names."""
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         session = self._sessions.get(key.strip()) if scheme.lower() == "bearer" else None
@@ -462,7 +368,7 @@ class Endpoint:
                 raise HTTPException(400, "seed: training draws by the run's seed; leave it out")
         return replace(params, **changed)
 
-    async def _complete(self, session: _Session, body: HarnessRequest) -> _Reply:
+    async def _complete(self, session: Session, body: HarnessRequest) -> _Reply:
         """Generates the reply to a request, in the context that it continues or in a new one."""
         params = self._params(body)
         messages = body.conversation()
@@ -495,7 +401,7 @@ class Endpoint:
             raise HTTPException(400, f"context_length_exceeded: {reason}")
         if context is None:
             empty = np.zeros(0, np.float32)
-            context = _OpenContext(len(session.contexts), (), tools_json, empty.astype(np.int32), empty, empty > 0)
+            context = OpenContext(len(session.contexts), (), tools_json, empty.astype(np.int32), empty, empty > 0)
             session.contexts.append(context)
         context.can_be_extended = False
         context.ids = np.concatenate([context.ids, np.array(ids, np.int32)])
@@ -506,7 +412,7 @@ class Endpoint:
         return self._reply(session, context, body, messages, prefill, finished)
 
     async def _generate(
-        self, session: _Session, context: _OpenContext, body: HarnessRequest, params: SamplingParams
+        self, session: Session, context: OpenContext, body: HarnessRequest, params: SamplingParams
     ) -> FinishedGeneration:
         pattern = "|".join(map(re.escape, body.stops))
         stop_at = partial(self._driver.tokenizer.find_stop, pattern) if pattern else None
@@ -530,8 +436,8 @@ class Endpoint:
 
     def _reply(
         self,
-        session: _Session,
-        context: _OpenContext,
+        session: Session,
+        context: OpenContext,
         body: HarnessRequest,
         messages: tuple[ChatMessage, ...],
         prefill: str,
@@ -614,81 +520,3 @@ def _check_model(name: str) -> None:
 
 def _about_model() -> dict[str, Any]:
     return {"id": MODEL, "object": "model", "created": 0, "owned_by": "memsearcher_jax"}
-
-
-class _ProcessError(Exception):
-    """A program that failed; the message is one line."""
-
-
-RunHarness = Callable[[Problem, HarnessClient], Any]
-"""An asynchronous function that returns (answer, reward)."""
-
-
-def _open_harness(harness: str) -> RunHarness:
-    """The harness that the setting names. Raises ValueError or OSError in one line."""
-    opened = open_harness(harness)
-    if isinstance(opened, list):
-        return partial(_run_command, opened)
-    function = opened
-
-    async def run(problem: Problem, client: HarnessClient) -> tuple[str | None, float | None]:
-        if iscoroutinefunction(function):
-            return parse_result(await function(problem, client))
-        return parse_result(await _in_thread(function, problem, client))
-
-    return run
-
-
-async def _in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a function that may block, in a thread that does not keep the process alive."""
-    loop = asyncio.get_running_loop()
-    result = loop.create_future()
-
-    def finish(value: Any, error: BaseException | None) -> None:
-        if result.done():  # it timed out
-            return
-        if error is None:
-            result.set_result(value)
-        else:
-            result.set_exception(error)
-
-    def work() -> None:
-        value: Any = None
-        failure: BaseException | None = None
-        try:
-            value = function(*arguments)
-        except BaseException as error:
-            failure = error if isinstance(error, Exception) else RuntimeError(described(error))
-        with contextlib.suppress(RuntimeError):  # the rollout has ended
-            loop.call_soon_threadsafe(finish, value, failure)
-
-    threading.Thread(target=work, daemon=True).start()
-    return await result
-
-
-async def _run_command(
-    words: Sequence[str], problem: Problem, client: HarnessClient
-) -> tuple[str | None, float | None]:
-    """Runs a program, which gets the problem as JSON on its standard input, and prints its answer."""
-    environment = os.environ | {
-        "OPENAI_BASE_URL": client.base_url,
-        "OPENAI_API_KEY": client.api_key,
-        "OPENAI_MODEL": client.model,
-    }
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *words, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, start_new_session=True
-    )
-    content = json.dumps(asdict(problem), default=str).encode()
-    try:
-        output, errors = await process.communicate(content)
-    finally:
-        if process.returncode is None:  # it is stopped with all programs that it started
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-    if process.returncode:
-        lines = [line for line in errors.decode("utf-8", "replace").splitlines() if line.strip()]
-        reason = lines[-1].strip()[:LAST_ERROR_CHARACTERS] if lines else "it printed no error"
-        raise _ProcessError(f"the harness ended with status {process.returncode}: {reason}")
-    return parse_output(output.decode("utf-8", "replace"))

@@ -257,7 +257,7 @@ def make_driver(
     if not config.agent.harness:
         records_memory = config.training.needs_kinds and not evaluation
         return RolloutDriver(engine, run.tokenizer, start, make_backends(run), check, params, records_memory)
-    from memsearcher_jax.rl.harness import HarnessDriver  # which needs FastAPI
+    from memsearcher_jax.rl.harness import HarnessDriver  # which imports uvicorn
 
     return HarnessDriver(
         engine,

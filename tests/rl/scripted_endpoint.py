@@ -15,7 +15,9 @@ from openai import OpenAI
 from memsearcher_jax.http.client import async_client
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig
-from memsearcher_jax.rl.harness import Endpoint, HarnessClient, HarnessDriver, _Session
+from memsearcher_jax.rl.harness import Endpoint, HarnessDriver
+from memsearcher_jax.rl.harness_programs import HarnessClient
+from memsearcher_jax.rl.harness_sessions import Session
 from memsearcher_jax.rl.rollout import Job
 from memsearcher_jax.rl.tool_executor import search_backend
 from memsearcher_jax.sampling.engine import Engine
@@ -30,7 +32,7 @@ PASSAGES = tuple(Passage(str(n), f'"Title {n}"\nText of number {n}.') for n in r
 @contextlib.contextmanager
 def scripted_endpoint(
     *replies: str, tokenizer: ChatTokenizer | None = None, **settings
-) -> Iterator[tuple[OpenAI, _Session]]:
+) -> Iterator[tuple[OpenAI, Session]]:
     """A client of OpenAI's for one trajectory, whose requests get these replies in turn, the last one for ever."""
     tokenizer = tokenizer or byte_tokenizer()
     mesh = sharding.make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
@@ -40,7 +42,7 @@ def scripted_endpoint(
     driver = HarnessDriver(engine, tokenizer, lambda problem: None, backends, harness="python3", **settings)
     generations = queue.SimpleQueue()
     with Endpoint(driver, generations) as service:
-        session = _Session(Job(0, Problem("q0", "Who is 0?", ("a0",))))
+        session = Session(Job(0, Problem("q0", "Who is 0?", ("a0",))))
         service._sessions[session.key] = session
         threading.Thread(target=_answer, args=(generations, replies, tokenizer), daemon=True).start()
         with OpenAI(base_url=service.base_url, api_key=session.key, max_retries=0) as client:

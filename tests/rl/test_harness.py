@@ -216,7 +216,7 @@ def my_agent(problem, client):
     assert len(trajectory.contexts) == 1
 
 
-PROGRAM = (
+ASKING_PROGRAM = (
     POST
     + """
 from types import SimpleNamespace
@@ -225,6 +225,12 @@ client = SimpleNamespace(
     base_url=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"], model=os.environ["OPENAI_MODEL"]
 )
 ask(client, [user(problem["question"])])
+"""
+)
+
+PROGRAM = (
+    ASKING_PROGRAM
+    + """
 if problem["id"] == "q1":
     os.kill(os.getpid(), 9)
 if problem["id"] == "q2":
@@ -249,14 +255,8 @@ def test_a_program_answers_on_its_output_and_one_that_dies_is_a_fault(rollouts, 
 
 
 KILLED = (
-    POST
+    ASKING_PROGRAM
     + """
-from types import SimpleNamespace
-problem = json.load(sys.stdin)
-client = SimpleNamespace(
-    base_url=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"], model=os.environ["OPENAI_MODEL"]
-)
-ask(client, [user(problem["question"])])
 with open(STARTS, "ab", 0) as starts:
     starts.write(b".")
     if starts.tell() == 40:  # of 16 in a step
