@@ -16,7 +16,7 @@ if __name__ == "__main__":
     import memsearcher_jax.launch.__main__  # noqa: F401  (runs `main` below)
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -146,23 +146,17 @@ def plan_fastest(config: RunConfig, flags: PlanTpu, planner: Planner) -> dict[st
     """The same of the fastest settings that fit. Raises ValueError if none do."""
     from memsearcher_jax.planning.planner import MemoryPlan
 
-    def announce(tried: RunConfig) -> None:
-        print(f"\ntrying {words_of(config, tried) or 'the settings as they are'}", flush=True)
-
-    def announce_sampler(tried: RunConfig) -> None:
-        print(f"\ntrying {words_of(chosen, tried) or 'the sampler of the preset'}", flush=True)
-
     chosen = planner.with_valid_sampler(config)
     plan = MemoryPlan()
     print_header(planner)
     if planner.trains:
-        found = planner.fastest_training(chosen, announce)
+        found = planner.fastest_training(chosen, announcer(config))
         if found is None:
             raise ValueError(f"no training fits {flags.topology}: try {other_ways(config)}")
         chosen = found.config
         plan += found.plan
     if planner.samples:
-        found = planner.fastest_sampler(chosen, announce_sampler)
+        found = planner.fastest_sampler(chosen, announcer(chosen))
         if found is None:
             raise ValueError(f"no sampler fits {flags.topology}: try {other_ways(config)}")
         chosen = found.config
@@ -172,6 +166,15 @@ def plan_fastest(config: RunConfig, flags: PlanTpu, planner: Planner) -> dict[st
     words = words_of(config, chosen)
     print(f"\nsettings for this slice: {words or 'those of the preset'}")
     return finish(chosen, flags, planner, plan) | {"flags": words}
+
+
+def announcer(config: RunConfig) -> Callable[[RunConfig], None]:
+    """A function that prints how the settings that are tried differ from those of `config`."""
+
+    def announce(tried: RunConfig) -> None:
+        print(f"\ntrying {words_of(config, tried) or 'the settings as they are'}", flush=True)
+
+    return announce
 
 
 def plan_bounds(config: RunConfig, flags: PlanTpu, planner: Planner) -> dict[str, Any]:
