@@ -13,6 +13,7 @@ from memsearcher_jax.launch import cli, export_hf, job_output, tpu_train
 from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.runs.remote_dir import RemoteDir
 from memsearcher_jax.runs.run_dir import RUN_FILE, write_run_config
+from tests.support import with_flags
 
 ADDRESS = "gs://bucket/runs/a"
 
@@ -115,7 +116,7 @@ def test_hosts_with_directories_of_their_own_are_refused(theirs, tmp_path):
 @pytest.mark.slow
 def test_a_run_in_a_bucket_is_complete_and_resumes_on_another_machine(small, empty_bucket, tmp_path, capsys):
     arguments = [*small, "--start_or_resume", "--out", ADDRESS]
-    tpu_train.main([*arguments, "--rl.steps", "1", "--profile", "0"])
+    tpu_train.main([*with_flags(arguments, "--rl.steps", "1"), "--profile", "0"])
     assert f"{ADDRESS}: step 1 done" in capsys.readouterr().out
     tpu_train.main(arguments)
     copy = tmp_path / "copy"

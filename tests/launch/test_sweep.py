@@ -22,8 +22,9 @@ TEMPLATES = Path(templates.__file__).parent / "templates" / "default" / "memsear
 @pytest.mark.slow
 def test_every_value_is_trained_and_evaluated_and_a_stopped_sweep_continues(small, tmp_path, fast_compile):
     out = tmp_path / "sweep"
-    command = [sys.executable, sweep.__file__, "--setting", "reward.wrong_answer=0,0.3", "--out", out, "--", *small]
-    subprocess.run([*command, "--rl.steps", "1"], check=True)
+    words = with_flags(small, "--rl.steps", "1")
+    command = [sys.executable, sweep.__file__, "--setting", "reward.wrong_answer=0,0.3", "--out", out, "--", *words]
+    subprocess.run(command, check=True)
     first, second = (out / f"reward.wrong_answer={value}" for value in ("0", "0.3"))
     table = json.loads((out / "sweep.json").read_text())["table"]
     assert [row["value"] for row in table] == ["0", "0.3"]
@@ -38,7 +39,7 @@ def test_every_value_is_trained_and_evaluated_and_a_stopped_sweep_continues(smal
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.jsonl")} | {
         path: path.stat().st_mtime_ns for path in (first / "test").rglob("*")
     }
-    done = subprocess.run([*command, "--rl.steps", "1"], check=True, capture_output=True, text=True)
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert json.loads((out / "sweep.json").read_text())["table"] == table
     assert f"{out}: 2 evaluations; plotted in {out / 'sweep.png'}" in done.stdout

@@ -28,9 +28,11 @@ def simulated(copies):
     """Kernels run on a simulated TPU, whose copies begin at once or as late as they may."""
     parameters = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan", dma_execution_mode=copies)
     pltpu.reset_tpu_interpret_mode_state()
-    with pltpu.force_tpu_interpret_mode(parameters):
-        yield
-    pltpu.reset_tpu_interpret_mode_state()
+    try:
+        with pltpu.force_tpu_interpret_mode(parameters):
+            yield
+    finally:
+        pltpu.reset_tpu_interpret_mode_state()
 
 
 def raced() -> bool:
@@ -94,7 +96,8 @@ def test_drawing_does_not_race(copies, X, V):
 def test_packed_attention_does_not_race_forward_and_backward(copies, shared):
     with simulated(copies):
         row = test_attention.make_row(256, B=1, N=2, H=128, shared=shared)
-        out, dqkv = test_attention.gradients(splash_attention, row)
+        # Kernels run on after they are dispatched, and the state of the simulation may be reset only after them.
+        out, dqkv = jax.block_until_ready(test_attention.gradients(splash_attention, row))
         assert not raced()
     expected_out, expected_dqkv = test_attention.dense_gradients(row)
     np.testing.assert_allclose(out, expected_out, atol=1e-5)
