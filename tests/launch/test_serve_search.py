@@ -24,21 +24,21 @@ from memsearcher_jax.retrieval.search import open_searcher
 from tests.http_server import until
 
 PROGRAM = Path(serve_search.__file__)
-SMALL = ["--retrieval.index_type", "exact"]
 
 
 @contextlib.contextmanager
 def run_service(*flags, program=(PROGRAM,)):
     """Runs the program with these flags; gives the process and its address."""
-    command, pipe = [sys.executable, *program, "--port", "0", *SMALL, *map(str, flags)], subprocess.PIPE
+    command, pipe = [sys.executable, *program, "--port", "0", *map(str, flags)], subprocess.PIPE
     # Whoever starts the tests in the background ignores SIGINT, and a child inherits that.
     options = {"cwd": PROGRAM.parents[1], "preexec_fn": partial(signal.signal, signal.SIGINT, signal.SIG_DFL)}
     with subprocess.Popen(command, stdin=pipe, stderr=pipe, text=True, **options) as process:
         try:
-            while " … " in (line := process.stderr.readline()):  # what it does meanwhile
-                pass
-            assert " at http://" in line, line + process.stderr.read()
-            url = line.split()[-1]
+            lines = [process.stderr.readline()]
+            while " at http://" not in lines[-1]:
+                assert lines[-1], f"the service has ended: {lines}"
+                lines.append(process.stderr.readline())
+            url = lines[-1].split()[-1]
             while True:
                 with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
                     break
@@ -93,6 +93,7 @@ def accepts(url):
 
 def test_sigterm_completes_pending_requests_before_the_service_stops(corpus, tmp_path):
     flags = ["--retrieval.corpus", corpus, "--retrieval.method", "hybrid", "--out", tmp_path / "served"]
+    flags += ["--retrieval.index_type", "exact"]
     service = run_service(*flags, program=("-c", HOLDING_PROGRAM))
     with service as (process, url), ThreadPoolExecutor(8) as pool:
         results = post(url, "/search", {"query": "17 mills", "top_n": 2})
