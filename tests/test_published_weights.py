@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 SIZES = {"vocab_size": 151_936, "embed_size": 16, "ffn_size": 32, "layers": 2, "head_size": 4}
 SIZES |= {"heads": 4, "kv_heads": 2, "max_positions": 8_192}
 SMALLER = """
-    --mesh.tensor 2 --agent.max_turns 2 --agent.question_tokens 96 --agent.memory_tokens 64 --agent.rewrite_tokens 80
+    --mesh.tensor 2 --agent.question_tokens 96 --agent.memory_tokens 64 --agent.rewrite_tokens 80
     --agent.observation_tokens 256 --agent.completion_tokens 8 --sampling.context_tokens 2048 --sampling.slots 8
     --sampling.kv_tokens 65536 --training.seq_len 2048 --evaluation.max_questions 1 --evaluation.max_turns 2
 """

@@ -14,14 +14,18 @@ import sys
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from memsearcher_jax.launch import cli, tpu_train
 from memsearcher_jax.logs.progress import Progress
 
 VARIABLE = "FAULTS"
 PHASES = ("rollout", "rewards", "gather", "update", "publish", "evaluate", "write")
+HEARTBEAT_SECONDS = 30  # JAX's default is 100, for which a host would wait for one that was killed while writing
 SIGNALS = {"kill": signal.SIGKILL, "sigterm": signal.SIGTERM}
 
 
@@ -87,6 +91,7 @@ def trigger(fault: Fault) -> None:
 def main(argv: list[str]) -> None:
     values = json.loads(os.environ[VARIABLE])
     faults = [Fault(**fault) for fault in values["faults"]]
+    jax.distributed.initialize = partial(jax.distributed.initialize, heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
     tpu_train.main(argv, inject(faults, values["host"], Path(values["triggered"])))
 
 
