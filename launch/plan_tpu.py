@@ -29,6 +29,7 @@ from memsearcher_jax.logs.progress import announced
 from memsearcher_jax.planning import roofline
 from memsearcher_jax.planning.host import HostSpace, HostTime, host_space, host_time
 from memsearcher_jax.planning.roofline import CHIPS, Phase, Topology, Workload
+from memsearcher_jax.ranges import Count
 from memsearcher_jax.runs.run_dir import located
 
 # These load JAX, which reads the environment when it is imported.
@@ -63,6 +64,8 @@ class PlanTpu(cli.Command):
     """What is planned: training alone, a host that only samples (an evaluation, a service), or a run."""
     topology: Annotated[str, tyro.conf.arg(metavar="NAME")] = "v6e:4x8"
     """The slice, such as v5e:4x8, v5p:2x2x4, v6e:4x8, tpu7x:2x2x2; or GPUs: h100:8, h200:1, h100:2x8 on two hosts."""
+    slices: Count = 1
+    """Slices of this topology, which exchange gradients over the data-centre network."""
     suggest: bool = False
     """Choose settings for the slice: remat policy, row length, rows per device, tensor parallelism, and the sampler's
     slots, cache and copies of the weights. The fastest that fit are planned."""
@@ -99,7 +102,7 @@ def main(argv: Sequence[str]) -> None:
                 weights.check_same_model(folder, config.model, weights.read_config(folder))
             probe_files(config)
             planner = Planner(
-                tpu_plan.find_topology(flags.topology),
+                tpu_plan.find_topology(flags.topology, flags.slices),
                 flags.workload,
                 trains=flags.what != "sample",
                 samples=flags.what != "update",
@@ -231,6 +234,8 @@ def finish(config: RunConfig, flags: PlanTpu, planner: Planner, plan: MemoryPlan
     if plan.reason:
         return result
     print_fit(planner, plan)
+    if topology.slices > 1:
+        print("mesh.data crosses the data-centre network: slices exchange the sums of their gradients once per update")
     space = host_space(config, workload, topology, memory, count_weights(config.model))
     print_space(topology, space)
     # Several prefill programs differ in width: the last one is the widest.
@@ -288,8 +293,9 @@ def print_space(topology: Topology, space: HostSpace) -> None:
 def print_memory(name: str, topology: Topology, memory: ResidentMemory) -> None:
     """Prints the devices, and the memory of one that stays allocated."""
     resident = (f"{part.replace('_', ' ')} {size / GB:.2f}" for part, size in asdict(memory).items())
+    slices = f"{topology.slices} slices {name}" if topology.slices > 1 else name
     print(
-        f"{name}: {topology.chips} chips of {topology.hosts} hosts, {len(topology.devices)} devices with "
+        f"{slices}: {topology.chips} chips of {topology.hosts} hosts, {len(topology.devices)} devices with "
         f"{topology.chip.hbm_bytes / GB:.2f} GB each for programs\n"
         f"GB that stay allocated on a device: {', '.join(resident)}"
     )

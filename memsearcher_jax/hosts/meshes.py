@@ -24,6 +24,7 @@ class Meshes:
 
 def make_meshes(config: RunConfig, devices: Sequence[Device], local_devices: Sequence[Device]) -> Meshes:
     """Both meshes over these devices. Raises ValueError if the devices, the weights or the slots do not divide."""
+    check_slices(config.mesh, devices)
     train = sharding.make_mesh(config.mesh, devices)
     sharding.check_divides(config.model, dict(train.shape))
     tensor = config.sampling.tensor
@@ -42,3 +43,18 @@ def make_meshes(config: RunConfig, devices: Sequence[Device], local_devices: Seq
             f"choose a multiple of {replicas}"
         )
     return Meshes(train, local)
+
+
+def check_slices(mesh: MeshConfig, devices: Sequence[Device]) -> None:
+    """Raises ValueError where an axis besides "data" would cross the network between TPU slices.
+
+    Weights that slices share would cross it in every micro-batch, and XLA (libtpu 0.0.42) does not compile that for
+    Qwen's vocabulary.
+    """
+    slices = len({device.slice_index for device in devices if device.platform == "tpu"})
+    data = mesh.shape(len(devices))["data"]
+    if slices > 1 and data % slices:
+        raise ValueError(
+            f"mesh.data {data} is no multiple of the {slices} slices, so that they would share weights over the "
+            f"data-centre network: set --mesh.data {slices}"
+        )

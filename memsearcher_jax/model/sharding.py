@@ -25,7 +25,9 @@ class Device(Protocol):
     """A `jax.Device`, which type checkers do not know."""
 
     id: int
+    platform: str
     process_index: int
+    slice_index: int  # of TPUs alone
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Device] | None = None) -> Mesh:

@@ -37,16 +37,18 @@ class Chip:
     ici_bandwidth: float  # bytes per second sent over all links, if they form rings
     ring_chips: int  # minimum chips along an axis for its links to form a ring
     devices: int = 1  # JAX devices per chip
+    network_bandwidth: float | None = None  # bytes per second to other slices; None: not known
 
 
 # Rates: docs.cloud.google.com/tpu/docs, and jax-ml/scaling-book, tpus.md. hbm_bytes: error messages of the compiler.
 # clock: the FLOPs over those of the matrix units per cycle, where a core of tpu7x has the units of one of v6e.
+# network_bandwidth: the same pages; 6.4 Tb/s for the 256 chips of a pod of v5e, 50 or 100 Gb/s for another chip.
 CHIPS = {
     "v4": Chip(275e12, 1.05e9, 30.75 * GIB, 1_228e9, 300e9, 4),
-    "v5e": Chip(197e12, 1.5e9, 15.75 * GIB, 819e9, 200e9, 16),
-    "v5p": Chip(459e12, 1.75e9, 95.73 * GIB, 2_765e9, 600e9, 4),
-    "v6e": Chip(918e12, 1.75e9, 31.24 * GIB, 1_640e9, 400e9, 16),
-    "tpu7x": Chip(1_153e12, 2.2e9, 94.74 * GIB, 3_690e9, 300e9, 4, devices=2),
+    "v5e": Chip(197e12, 1.5e9, 15.75 * GIB, 819e9, 200e9, 16, network_bandwidth=6.4e12 / 8 / 256),
+    "v5p": Chip(459e12, 1.75e9, 95.73 * GIB, 2_765e9, 600e9, 4, network_bandwidth=50e9 / 8),
+    "v6e": Chip(918e12, 1.75e9, 31.24 * GIB, 1_640e9, 400e9, 16, network_bandwidth=100e9 / 8),
+    "tpu7x": Chip(1_153e12, 2.2e9, 94.74 * GIB, 3_690e9, 300e9, 4, devices=2, network_bandwidth=100e9 / 8 / 2),
 }
 # SXM cards: dense bfloat16, HBM3 and HBM3e, NVLink in one direction, of nvidia.com/en-us/data-center/h100 and h200;
 # clock: of the boost. hbm_bytes: what nvidia-smi shows, of which `Topology.of` takes the share that JAX takes.
@@ -152,18 +154,32 @@ class Topology:
     chip: Chip
     devices: Sequence[Any]  # of JAX
     host_devices: Sequence[Any]  # of one host
-    link_bandwidth: float  # bytes per second that a device sends to others
+    link_bandwidth: float  # bytes per second that a device sends to others, of its slice
+    slices: int = 1
 
     @classmethod
-    def of(cls, generation: str, shape: Sequence[int], devices: Sequence[Any], host_devices: Sequence[Any]) -> Topology:
-        """A slice of a generation in `CHIPS`, or cards in `GPUS`; `shape`: the chips along each axis."""
+    def of(
+        cls,
+        generation: str,
+        shape: Sequence[int],
+        devices: Sequence[Any],
+        host_devices: Sequence[Any],
+        slices: int = 1,
+    ) -> Topology:
+        """Equal slices of a generation in `CHIPS`, or cards in `GPUS`; `shape`: chips of a slice along each axis."""
         chip = (CHIPS | GPUS)[generation]
         bandwidth = chip.ici_bandwidth * (1 if all(length >= chip.ring_chips for length in shape) else 0.5)
         if generation in GPUS:
             old = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75")  # which JAX still reads
             chip = replace(chip, hbm_bytes=chip.hbm_bytes * float(os.environ.get("XLA_CLIENT_MEM_FRACTION", old)))
             bandwidth = bandwidth if len(devices) == len(host_devices) else NETWORK_BANDWIDTH
-        return cls(generation, chip, devices, host_devices, bandwidth)
+        return cls(generation, chip, devices, host_devices, bandwidth, slices)
+
+    @property
+    def network_bandwidth(self) -> float:
+        """Bytes per second that a device sends to other slices."""
+        assert self.chip.network_bandwidth, "find_topology refuses several slices of other chips"
+        return self.chip.network_bandwidth
 
     @property
     def hosts(self) -> int:
@@ -244,7 +260,27 @@ def training_phases(config: RunConfig, workload: Workload, topology: Topology) -
         gathered = passes * count * matmul_param_bytes(model) / mesh["tensor"]
         sent = gathered * (mesh["fsdp"] - 1) / mesh["fsdp"]
         phases.append(topology.phase(name, device_rows * row_flops, 2 * gathered, sent))
+    if topology.slices > 1:
+        phases.append(Phase("gradients between slices", links=gradient_exchange_seconds(config, workload, topology)))
     return phases
+
+
+def gradient_exchange_seconds(config: RunConfig, workload: Workload, topology: Topology) -> float:
+    """Seconds of a step in which slices exchange the sums of their gradients, once for each update.
+
+    A ring over S slices sends 2 (S - 1) / S of a device's gradient, which has the type of the weights. Those of
+    adapters are a thousandth of it and left out.
+    """
+    if config.model.lora_rank:
+        return 0.0
+    contexts = config.rl.prompts_per_step * config.rl.group_size * workload.contexts
+    updates = math.ceil(contexts / config.training.minibatch_contexts)
+    mesh = config.mesh.shape(len(topology.devices))
+    weights = matmul_param_bytes(config.model) / config.model.compute_itemsize
+    itemsize = 2 if config.model.param_dtype == "bfloat16" else 4
+    gradient_bytes = weights * itemsize / (mesh["fsdp"] * mesh["tensor"])
+    sent = 2 * (topology.slices - 1) / topology.slices * gradient_bytes
+    return updates * sent / topology.network_bandwidth
 
 
 def sampling_phases(config: RunConfig, workload: Workload, topology: Topology, work: Mapping[str, Work]) -> list[Phase]:

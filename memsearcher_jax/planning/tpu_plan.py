@@ -72,11 +72,11 @@ class ResidentMemory:
     rollout: int  # while contexts are sampled
 
 
-def find_topology(name: str) -> Topology:
-    """The topology with a name such as v5e:4x8, or of GPUs, h100:8 or h100:2x8.
+def find_topology(name: str, slices: int = 1) -> Topology:
+    """The topology of equal slices with a name such as v5e:4x8, or of GPUs, h100:8 or h100:2x8.
 
     Those of GPUs have as many devices of the CPU, for which nothing is compiled. Raises ValueError, in one line, for
-    another name.
+    another name, and for several slices of GPUs or of chips whose network is not known.
     """
     generation, _, shape = name.partition(":")
     form = r"([1-9]\d{0,2}x)?[1-8]" if generation in GPUS else r"\d+(x\d+)*(-4t)?"
@@ -85,16 +85,20 @@ def find_topology(name: str) -> Topology:
     chips = shape.removesuffix("-4t")
     lengths = [int(length) for length in chips.split("x")]
     if generation in GPUS:
+        if slices > 1:
+            raise ValueError(f"--slices {slices} is for TPUs: several hosts of GPUs are {generation}:HOSTSxGPUS")
         jax.config.update("jax_num_cpu_devices", math.prod(lengths))
         devices = jax.devices("cpu")
         return Topology.of(generation, lengths, devices, devices[: lengths[-1]])
+    if slices > 1 and CHIPS[generation].network_bandwidth is None:
+        raise ValueError(f"--slices {slices}: the rate of the network between slices of {generation} is not known")
     # The compiler refuses programs for a subset of a slice, so the devices of a host become a slice of their own.
     bounds = HOST_CHIPS.get(shape, (2, 2, 1))
     host_shape = "x".join(map(str, bounds[: len(lengths)]))
     options = {"chips_per_host_bounds": bounds, **COMPILER_OPTIONS.get(generation, {})}
-    devices = topologies.get_topology_desc(f"{generation}:{chips}", "tpu", **options).devices
+    devices = topologies.get_topology_desc(f"{generation}:{chips}", "tpu", num_slices=slices, **options).devices
     host = topologies.get_topology_desc(f"{generation}:{host_shape}", "tpu", **options)
-    return Topology.of(generation, lengths, devices, host.devices)
+    return Topology.of(generation, lengths, devices, host.devices, slices)
 
 
 def resident_memory(config: RunConfig, meshes: Meshes, *, trains: bool = True) -> ResidentMemory:

@@ -78,6 +78,21 @@ def test_an_update_sends_all_weights_three_times():
     assert quarter.links == pytest.approx(update.links / 4 * (7 / 8) / (31 / 32))
 
 
+def test_slices_exchange_their_gradients_once_per_update():
+    config = replace(load_preset("qwen3b"), mesh=MeshConfig(2, -1, 1))
+    of_two = roofline.Topology.of("v6e", (4, 8), range(64), range(4), slices=2)
+    *_, exchange = roofline.training_phases(config, WORKLOAD, of_two)
+    updates = 1_280 * 4 / 640
+    gradient_gb = 3.09 * 4 / 32  # float32, over the 32 chips of a slice
+    assert exchange.name == "gradients between slices" and exchange.bound == "links"
+    assert exchange.links == pytest.approx(updates * gradient_gb / 12.5, rel=0.01)  # of two slices each sends all
+    of_four = roofline.Topology.of("v6e", (4, 8), range(128), range(4), slices=4)
+    *_, longer = roofline.training_phases(replace(config, mesh=MeshConfig(4, -1, 1)), WORKLOAD, of_four)
+    assert longer.links == pytest.approx(1.5 * exchange.links)
+    adapters = replace(config, model=replace(config.model, lora_rank=16))
+    assert roofline.training_phases(adapters, WORKLOAD, of_two)[-1].links == 0
+
+
 def test_the_reference_phase_needs_a_kl_term_or_trainer_logprobs():
     for kl, logprobs, names in ((0.0, "sampler", ["update"]), (0.0, "trainer", ["reference", "update"])):
         config = replace(CONFIG, training=replace(CONFIG.training, kl_coefficient=kl, old_logprobs=logprobs))

@@ -2,7 +2,9 @@
 
 import pytest
 
+from memsearcher_jax.hosts.meshes import check_slices
 from memsearcher_jax.launch.pod.tpu_slices import find_slice
+from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.planning.roofline import CHIPS
 from memsearcher_jax.planning.tpu_plan import find_topology
 
@@ -20,6 +22,24 @@ FLOPS_PER_CYCLE = {
 def test_the_clock_is_that_of_the_matrix_units(generation):
     chip = CHIPS[generation]
     assert chip.flops / chip.clock == pytest.approx(FLOPS_PER_CYCLE[generation], rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "reason"), [("h100:8", "h100:HOSTSxGPUS"), ("v4:2x2x2", "of v4 is not known")])
+def test_slices_without_a_known_network_are_refused(name, reason):
+    with pytest.raises(ValueError, match=f"--slices 2.*{reason}"):
+        find_topology(name, slices=2)
+
+
+@pytest.mark.tpu_compile
+def test_two_slices_have_the_devices_of_both(monkeypatch):
+    pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    topology = find_topology("v5e:2x4", slices=2)
+    assert (len(topology.devices), topology.hosts) == (16, 2)
+    check_slices(MeshConfig(2, -1, 1), topology.devices)
+    with pytest.raises(ValueError, match=r"set --mesh\.data 2"):
+        check_slices(MeshConfig(1, -1, 1), topology.devices)
 
 
 @pytest.mark.tpu_compile
