@@ -51,7 +51,8 @@ def check_slices(mesh: MeshConfig, devices: Sequence[Device]) -> None:
     Weights that slices share would cross it in every micro-batch, and XLA (libtpu 0.0.42) does not compile that for
     Qwen's vocabulary.
     """
-    slices = len({device.slice_index for device in devices if device.platform == "tpu"})
+    # Devices of a single slice may have no slice_index; that of GPUs counts hosts.
+    slices = len({getattr(device, "slice_index", 0) for device in devices if device.platform == "tpu"})
     data = mesh.shape(len(devices))["data"]
     if slices > 1 and data % slices:
         raise ValueError(

@@ -27,7 +27,6 @@ class Device(Protocol):
     id: int
     platform: str
     process_index: int
-    slice_index: int  # of TPUs alone
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Device] | None = None) -> Mesh:

@@ -38,6 +38,7 @@ def test_two_slices_have_the_devices_of_both(monkeypatch):
     topology = find_topology("v5e:2x4", slices=2)
     assert (len(topology.devices), topology.hosts) == (16, 2)
     check_slices(MeshConfig(2, -1, 1), topology.devices)
+    check_slices(MeshConfig(1, -1, 1), find_topology("v5e:2x4").devices)
     with pytest.raises(ValueError, match=r"set --mesh\.data 2"):
         check_slices(MeshConfig(1, -1, 1), topology.devices)
 
