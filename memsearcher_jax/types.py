@@ -16,7 +16,6 @@ from typing import Any, Literal, Protocol, get_args
 from unicodedata import normalize
 
 import numpy as np
-import numpy.typing as npt
 
 # Problems: what is asked, and the golden answers.
 
@@ -344,6 +343,11 @@ Workflow = Generator[Generate | Search | Call, Any, Outcome]
 
 # Trajectories: what training, logs and reports have of a finished workflow.
 
+# The types of arrays that files hold (`logs.typed_json`). npt.NDArray has another form in each version of numpy.
+Integers = np.ndarray[Any, np.dtype[np.int32]]
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+
 
 @dataclass(frozen=True, eq=False)
 class Context:
@@ -352,12 +356,12 @@ class Context:
     Sequences are taken for arrays. Contexts are equal if all of their entries are.
     """
 
-    ids: npt.NDArray[np.int32]
-    logprobs: npt.NDArray[np.float32]  # of the sampling policy on sampled tokens, 0 elsewhere
-    sampled: npt.NDArray[np.bool_]  # True on tokens that the policy generated: the loss mask
+    ids: Integers
+    logprobs: Floats  # of the sampling policy on sampled tokens, 0 elsewhere
+    sampled: Flags  # True on tokens that the policy generated: the loss mask
     version: int = 0  # of the one policy that sampled it: training steps before it
     # True on sampled tokens of memories; empty if training does not tell them apart.
-    memory: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    memory: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
 
     def __post_init__(self) -> None:
         for name, dtype in (("ids", np.int32), ("logprobs", np.float32), ("sampled", np.bool_), ("memory", np.bool_)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -23,6 +23,7 @@ from memsearcher_jax.model.projections import AdaptedWeight, Int8Weight, adapter
 from memsearcher_jax.model.rope import apply_rope, rope_rotation
 from memsearcher_jax.ops.attention import ATTENTION_OUTPUT, Visible, einsum_f32, packed_attention
 from memsearcher_jax.ops.axes import (
+    Axes,
     all_gather_param,
     as_bits,
     constrain,
@@ -139,28 +140,42 @@ def publish(params: Params, config: ModelConfig, platform: str, dtype: str) -> P
 
     "int8": projections become an `Int8Weight`, the other weights have compute_dtype. So has the output layer, whose
     errors no later layer would average: a fourteenth of the weights of 7B, a fourth of those of 0.5B.
-
-    TPUs: as they are. GPUs: a list of the layers in place of stacked arrays, from which the compiler copies the weights
-    of a layer before it multiplies them, in every decoded step: they are read twice and written once. CPUs, too, unless
-    all layers fit into a cache, where a copy costs less than to compile each layer by itself.
     """
-    axes = param_axes(config)["layers"]
-    float_dtype = config.compute_dtype if dtype == "int8" else dtype
+    axes = param_axes(config)
+    layers = {
+        name: publish_weight(weight, ("layers", name), axes["layers"][name], config, dtype)
+        for name, weight in params["layers"].items()
+    }
+    others = {
+        name: publish_weight(weight, (name,), axes[name], config, dtype)
+        for name, weight in params.items()
+        if name != "layers"
+    }
+    return unstack_layers(others | {"layers": layers}, config, platform)
 
-    def published(name: str, weight: Any) -> Any:
-        if dtype != "int8" or "embed" not in axes[name]:
-            return weight.astype(float_dtype)
-        first_input = len(adapter_axes(axes[name][1:])[1])
-        return Int8Weight(*_quantize(weight, range(first_input, len(axes[name]))))
 
-    layers = {name: published(name, weight) for name, weight in params["layers"].items()}
-    others = {name: weight.astype(float_dtype) for name, weight in params.items() if name != "layers"}
+def publish_weight(weight: Any, path: Sequence[str], axes: Axes, config: ModelConfig, dtype: str) -> Any:
+    """A weight, or its `ParamSpec`, as `publish` returns it. `path`: its keys in the tree of weights."""
+    if dtype != "int8" or path[0] != "layers" or "embed" not in axes:
+        return weight.astype(config.compute_dtype if dtype == "int8" else dtype)
+    first_input = len(adapter_axes(axes[1:])[1])
+    return Int8Weight(*_quantize(weight, range(first_input, len(axes))))
+
+
+def unstack_layers(params: Params, config: ModelConfig, platform: str) -> Params:
+    """The published weights, with a list of the layers in place of stacked arrays where a platform reads them faster.
+
+    TPUs: stacked. GPUs: a list, because the compiler copies the weights of a layer from stacked arrays before it
+    multiplies them, in every decoded step: they are read twice and written once. CPUs, too, unless all layers fit into
+    a cache, where a copy costs less than to compile each layer by itself.
+    """
+    layers = params["layers"]
     layers_bytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(layers))
     is_unstacked = platform == "gpu" or (platform == "cpu" and layers_bytes > LAST_LEVEL_CACHE)
     if not is_unstacked:
-        return others | {"layers": layers}
+        return params
     layer_list = [jax.tree.map(operator.itemgetter(number), layers) for number in range(config.layers)]
-    return others | {"layers": layer_list}
+    return params | {"layers": layer_list}
 
 
 def _quantize(weight: Any, inputs: range) -> tuple[Any, Any]:

@@ -116,8 +116,27 @@ def publish_program(config: ModelConfig, local: Mesh, devices: tuple[Device, ...
     )
     # No spec names the host axis, so the weights are replicated over it.
     shardings = jax.tree.map(lambda spec: named_sharding(mesh, spec.axes), sampler_specs(config, local, dtype))
-    function = partial(qwen.publish, config=config, platform=local.devices.flat[0].platform, dtype=dtype)
+    function = partial(
+        _publish_one_after_another, config=config, mesh=mesh, platform=local.devices.flat[0].platform, dtype=dtype
+    )
     return jax.jit(function, out_shardings=shardings)
+
+
+def _publish_one_after_another(params: Params, config: ModelConfig, mesh: Mesh, platform: str, dtype: str) -> Params:
+    """`qwen.publish` onto `mesh`, where a weight is gathered when the one before has its new sharding.
+
+    Gathered together, those of 7B take 4.9 GB more of each chip of v5e 2x4.
+    """
+    specs_by_path = jax.tree.leaves_with_path(qwen.param_specs(config))
+    published = list[Any]()
+    for weight, (path, spec) in zip(jax.tree.leaves(params), specs_by_path, strict=True):
+        if published:
+            weight, published[-1] = jax.lax.optimization_barrier((weight, published[-1]))
+        keys = [entry.key for entry in path]
+        of_weight = partial(qwen.publish_weight, path=keys, axes=spec.axes, config=config, dtype=dtype)
+        shardings = jax.tree.map(lambda spec: named_sharding(mesh, spec.axes), of_weight(spec))
+        published.append(jax.lax.with_sharding_constraint(of_weight(weight), shardings))
+    return qwen.unstack_layers(jax.tree.structure(params).unflatten(published), config, platform)
 
 
 def on_submesh(params: Params, mesh: Mesh) -> Params:

@@ -5,6 +5,8 @@ import re
 import pytest
 from jax.experimental import topologies
 
+from memsearcher_jax.hosts.meshes import make_meshes
+from memsearcher_jax.launch.cli import load_preset
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 from memsearcher_jax.planning.hlo import count_work
@@ -84,3 +86,14 @@ def test_a_decoded_token_takes_few_operations(model, topology, settings, lower):
         # A product reads the values as they are stored: of no projection a copy in bfloat16 is written.
         assert memory.argument_size_in_bytes - memory.alias_size_in_bytes <= 2.2 * GB
         assert not re.findall(r"^  %\S+ = bf16\[(?:1,)?(?:4736,3584|3584,4736)\]", compiled.as_text(), re.MULTILINE)
+
+
+def test_weights_are_published_one_after_another(lower):
+    """Those of 7B with adapters, on the eight chips of a host: gathered together, they take 15.3 GB of each."""
+    devices = topologies.get_topology_desc("v5e:2x4", "tpu", chips_per_host_bounds=(2, 4, 1)).devices
+    config = load_preset("qwen7b")
+    meshes = make_meshes(config, devices, devices)
+    program = sharding.publish_program(config.model, meshes.local, tuple(devices), "bfloat16")
+    merged = sharding.abstract_params(config.model, meshes.train, "bfloat16")
+    memory = program.lower(merged).compile().memory_analysis()
+    assert memory.peak_memory_in_bytes <= 10.6 * GB
