@@ -417,7 +417,7 @@ def between(flags: Flags, config: RunConfig, trajectories: Sequence[Trajectory])
     from memsearcher_jax.rl.advantages import multi_context_advantages
     from memsearcher_jax.rl.batch import RolloutBatch, from_bytes, to_bytes
     from memsearcher_jax.rl.metrics import RolloutStats
-    from memsearcher_jax.training.packing import merge_equal, pack
+    from memsearcher_jax.training.packing import merge_equal, plan_rows
 
     agent = agent_of(config)
     count = 1_280
@@ -451,14 +451,24 @@ def between(flags: Flags, config: RunConfig, trajectories: Sequence[Trajectory])
     examples = [replace(example, advantage=float(rng.random())) for example in examples]
     examples = timed("equal examples", lambda: merge_equal(examples))
     training = config.training
-    packing = partial(pack, microbatches=training.grad_accum_steps, minibatch_contexts=training.minibatch_contexts)
-    timed("packing", lambda: packing(examples, training.seq_len, training.minibatch_rows, np.random.default_rng(0)))
+    packing = partial(plan_rows, microbatches=training.grad_accum_steps, minibatch_contexts=training.minibatch_contexts)
+    rng = np.random.default_rng(0)
+    rows = timed("rows", lambda: packing(examples, training.seq_len, training.minibatch_rows, rng))
+    timed("arrays of the first mini-batch", lambda: rows.of_minibatch(0).batch())
     print(f"between rollout and update, {count:,} trajectories, {len(examples):,} contexts, CPU seconds:")
     for name, spent in seconds.items():
         print(f"  {spent:6.2f}  {name}")
     print(f"  {sum(seconds.values()):6.2f}  together")
-    timed("compression of trajectories", lambda: compress_trajectories(scored))
-    print(f"  {seconds['compression of trajectories']:6.2f}  compression of trajectories, while the devices train")
+    hidden = {
+        "arrays of the other mini-batches": lambda: [
+            rows.of_minibatch(number).batch() for number in range(1, rows.minibatches)
+        ],
+        "compression of trajectories": lambda: compress_trajectories(scored),
+    }
+    print("while the devices train:")
+    for name, work in hidden.items():
+        timed(name, work)
+        print(f"  {seconds[name]:6.2f}  {name}")
 
 
 def main(flags: Flags) -> None:

@@ -80,10 +80,10 @@ class Workload:
     """Share of a packed row that holds tokens."""
     host_ms: NonNegative = 10.0
     """CPU milliseconds of the host per trajectory while it is rolled out, as benchmarks/host.py measures them."""
-    between_ms: NonNegative = 4.5
-    """The same after the rollout, for the trajectories of one host: rewards, advantages, compression (--between)."""
-    packing_ms: NonNegative = 1.1
-    """The same before the update, for the trajectories of all hosts: the exchange, and packing (--between)."""
+    between_ms: NonNegative = 1.0
+    """The same after the rollout, for the trajectories of one host: rewards and advantages (--between)."""
+    packing_ms: NonNegative = 0.5
+    """The same before the update, for the trajectories of all hosts: exchange and packing (--between)."""
     passages: NonNegative = 21_015_324.0
     """Passages of the index that each host searches. Default: those of the 2018 Wikipedia for the preset of a published
     model, 0 for others and where retrieval.url names a service."""

@@ -33,7 +33,7 @@ MCP = "mcp:"
 TOOLS_FILE = "tools.json"  # the schemas of a run's tools
 STATE = "per_trajectory"  # in a schema: whether each trajectory has a tool of its own
 END_SECONDS = 3.0  # in which connections have to end with the process
-START_SECONDS = 30.0  # in which a server has to list its tools
+START_SECONDS = 120.0  # in which a server has to list its tools: Python imports take half a minute on a busy machine
 
 
 def open_tools(config: AgentConfig, workspace: Path) -> tuple[Tool, ...]:
