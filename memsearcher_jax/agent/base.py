@@ -53,6 +53,22 @@ class Complete(Protocol):
         ...
 
 
+class Logprobs(Protocol):
+    """Scores texts with the policy."""
+
+    def __call__(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[float]:
+        """For each text the sum of the log-probabilities of its tokens after its prompt, in nats, at temperature 1.
+
+        Raises ValueError, in one line, for a prompt and a text that exceed the longest context together.
+        """
+        ...
+
+
+def no_logprobs(prompts: Sequence[Prompt], texts: Sequence[str]) -> list[float]:
+    """Raises ValueError: where no weights are loaded, there are no log-probabilities."""
+    raise ValueError("scoring.logprobs needs the weights of the policy, and here are none: train or evaluate with them")
+
+
 @dataclass(frozen=True)
 class Scoring:
     """What an agent's rewards may use."""
@@ -62,6 +78,7 @@ class Scoring:
     judge: Complete | None = None
     notify: Callable[[str], None] = lambda line: None  # receives lines on the progress
     evaluation: bool = False  # some benchmarks are scored by other rules than in training
+    logprobs: Logprobs = no_logprobs  # of the policy as it is trained or evaluated
 
 
 @dataclass(frozen=True)

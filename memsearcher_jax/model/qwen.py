@@ -344,9 +344,10 @@ class Qwen(nn.Module):
             values = []
             for number, weights in enumerate(unstacked):
                 x_BTD, new_kv = cast("tuple", block.apply({"params": weights}, x_BTD, *inputs, jnp.int32(number)))
-                keys.append(new_kv[0])
-                values.append(new_kv[1])
-            new_kv = (jnp.stack(keys), jnp.stack(values))
+                if new_kv is not None:
+                    keys.append(new_kv[0])
+                    values.append(new_kv[1])
+            new_kv = (jnp.stack(keys), jnp.stack(values)) if keys else None
         new_cache = None
         if cache is not None and new_kv is not None:
             k_LBKTH, v_LBKTH = new_kv

@@ -103,7 +103,7 @@ class CarryOver(Collector):
                     self.driver, self.carried, problems, indices, state.params, key, step, settings, timer.notify
                 )
             self.unfinished = result.carried
-            batch_of_host = self.scored(result.trajectories, result.stats, timer)
+            batch_of_host = self.scored(result.trajectories, result.stats, state, timer)
         with timer("gather"):
             batch = self.with_metrics(exchange(self.hosts, batch_of_host))
         staleness = staleness_metrics(batch.summaries, step, batch.stats)

@@ -74,16 +74,19 @@ class Collector:
         with self.hosts.guarded():
             with timer("rollout"):
                 trajectories, stats = self.driver.trajectories(jobs, state.params, key, timer.notify, state.step)
-            batch = self.scored(trajectories, stats, timer)
+            batch = self.scored(trajectories, stats, state, timer)
         with timer("gather"):
             return exchange(self.hosts, batch)
 
-    def scored(self, trajectories: Sequence[Trajectory], stats: RolloutStats, timer: Timer) -> RolloutBatch:
+    def scored(
+        self, trajectories: Sequence[Trajectory], stats: RolloutStats, state: RunState, timer: Timer
+    ) -> RolloutBatch:
         """The trajectories of this host, rewarded, and their contexts with advantages."""
         self.driver.engine.release()  # rewards and the update have the memory of the sampler's cache
         with timer("rewards"):
             # One key for all steps: equal memories earn equal rewards.
-            scored = self.reward_fn(trajectories, named_key(self.run.config.seed, "rewards", 0), timer.notify)
+            key = named_key(self.run.config.seed, "rewards", 0)
+            scored = self.reward_fn(trajectories, key, timer.notify, state.params)
         return make_rollout_batch(scored, stats, self.run.config.rl, self.run.config.training.train_on)
 
     def with_metrics(self, batch: RolloutBatch) -> RolloutBatch:

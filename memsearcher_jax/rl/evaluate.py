@@ -19,7 +19,7 @@ from memsearcher_jax.logs.trajectories import (
 from memsearcher_jax.rl.batch import RolloutBatch, exchange
 from memsearcher_jax.rl.metrics import TEST_PREFIX, Metrics, trajectory_metrics
 from memsearcher_jax.rl.recovery import Recovery
-from memsearcher_jax.rl.rewards import RewardFn
+from memsearcher_jax.rl.rewards import RewardFn, asks_models
 from memsearcher_jax.rl.rng import named_key
 from memsearcher_jax.rl.rollout import Job, Params, Rollout, RolloutDriver, make_jobs
 from memsearcher_jax.rl.setup import Run
@@ -42,7 +42,7 @@ def evaluate(
     key = evaluation_key(run)
     trajectories, _ = driver.trajectories(jobs, params, key, notify)
     driver.engine.release()  # rewards have the memory of the sampler's cache, as in training
-    return reward_fn(trajectories, key, notify)
+    return reward_fn(trajectories, key, notify, params)
 
 
 @dataclass
@@ -137,7 +137,7 @@ def evaluate_to_folder(
     """Runs the jobs and appends each trajectory to the host's file as it ends; `on_answer` gets its question's id.
 
     What is sampled for a question depends on its place among all questions alone. Trajectories whose rewards ask an
-    answerer are rewarded as many at a time as there are slots: a killed evaluation loses these at most.
+    answerer or the policy are rewarded as many at a time as there are slots: a killed evaluation loses these at most.
     """
     key = evaluation_key(run)
 
@@ -152,10 +152,10 @@ def evaluate_to_folder(
             on_answer(scored.trajectory.problem.id, summarize_trajectory(scored))
 
         def on_end(job: Job, ended: Rollout) -> None:
-            (scored,) = reward_fn([driver.trajectory(job, ended)], key, notify)
+            (scored,) = reward_fn([driver.trajectory(job, ended)], key, notify, params)
             write(scored)
 
-        if not run.agent.needs_completers:
+        if not asks_models(run.agent):
             driver.run(jobs, params, key, on_end)
             return
         chunk = run.config.sampling.slots

@@ -32,14 +32,14 @@ from memsearcher_jax.agent.run import checked, run_workflow
 from memsearcher_jax.agent.tool_state import named_tools
 from memsearcher_jax.config import RunConfig, agent_of
 from memsearcher_jax.data.problems import make_problems
-from memsearcher_jax.python_files import described, load_named
+from memsearcher_jax.python_files import described
 from memsearcher_jax.rl.batch import make_rollout_batch
 from memsearcher_jax.rl.config import RLConfig
 from memsearcher_jax.rl.metrics import RolloutStats, trajectory_metrics
 from memsearcher_jax.rl.rewards import (
     agent_rewards,
     call_agent_rewards,
-    call_reward_function,
+    load_reward_function,
     own_rewards,
     takes_context_rewards,
 )
@@ -112,17 +112,22 @@ def probe(agent: Agent, counter: TokenCounter, problem: Problem, *, takes_contex
     if trajectory is None:
         return
     group = [replace(trajectory, rollout=rollout) for rollout in range(2)]
-    if not agent.needs_completers:
-        scoring = Scoring(counter)
-        if not _depends_on_replies(lambda: call_agent_rewards(agent, group, scoring)):
-            _check_scored(place, agent, trajectory, agent_rewards(agent, group, scoring))
+    scoring = Scoring(counter, logprobs=partial(_scripted_logprobs, counter))
+    asks_nobody = not agent.needs_completers
+    if asks_nobody and not _depends_on_replies(lambda: call_agent_rewards(agent, group, scoring)):
+        _check_scored(place, agent, trajectory, agent_rewards(agent, group, scoring))
     file = agent.reward.function
     if file:
-        function = load_named(file, "reward.function", "reward")
+        function = load_reward_function(file)
         unscored = [ScoredTrajectory(member, 0.0) for member in group]
-        if not _depends_on_replies(lambda: call_reward_function(function, unscored)):
-            rewarded = own_rewards(file, unscored, takes_context_rewards=takes_context_rewards)
+        if not _depends_on_replies(lambda: function(unscored, scoring)):
+            rewarded = own_rewards(file, unscored, scoring, takes_context_rewards=takes_context_rewards)
             _check_scored(f"reward.function {file}", agent, trajectory, rewarded)
+
+
+def _scripted_logprobs(counter: TokenCounter, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[float]:
+    """One nat for each token."""
+    return [-float(counter.count(text)) for _, text in zip(prompts, texts, strict=True)]
 
 
 def _depends_on_replies(score: Callable[[], object]) -> bool:

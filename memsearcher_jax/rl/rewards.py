@@ -1,24 +1,29 @@
 """Rewards of finished trajectories: the agent's rule, with the answerer and the judge of a run, or a user's function.
 
-A user's function gets the trajectories of one problem and returns for each a number, or one for each of its contexts.
+A user's function gets the trajectories of one problem, and `Scoring` where it takes a second parameter. It returns for
+each trajectory a number, or one for each of its contexts.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from memsearcher_jax.agent.base import Agent, Complete, ReadingAgent, Scoring
+from memsearcher_jax.agent.base import Agent, Complete, Logprobs, ReadingAgent, Scoring, no_logprobs
 from memsearcher_jax.hosts.ending import RunEnded
 from memsearcher_jax.logs.trajectories import decode_trajectory, encode_trajectory
+from memsearcher_jax.model.qwen import Params
 from memsearcher_jax.python_files import described, load_named
 from memsearcher_jax.rl.completers import Completer
 from memsearcher_jax.rl.config import RLConfig
+from memsearcher_jax.rl.text_logprobs import TextLogprobs
 from memsearcher_jax.tokenizer import ChatTokenizer
 from memsearcher_jax.types import Completion, Outcome, Problem, Prompt, ScoredTrajectory, StopReason, Trajectory
 
@@ -41,21 +46,30 @@ class RewardFn:
     evaluation: bool = False  # some benchmarks are scored by other rules in evaluation
     # Whether reward.function may return a reward for each context, as `takes_context_rewards` says of the settings.
     takes_context_rewards: bool = True
+    text_logprobs: TextLogprobs | None = None  # what scores texts with the weights of the policy
 
     def __call__(
-        self, trajectories: Sequence[Trajectory], key: jax.Array, notify: Callable[[str], None]
+        self,
+        trajectories: Sequence[Trajectory],
+        key: jax.Array,
+        notify: Callable[[str], None],
+        params: Params | None = None,
     ) -> list[ScoredTrajectory]:
         """One `ScoredTrajectory` for each, in order; `key` decides what answerer and judge sample.
 
-        A fault has no reward, whatever an agent or a function of a user's says. Raises ConnectionError where answerer
-        or judge complete nothing at all.
+        `params`: the policy's weights, as they were published to the sampler; None where none are loaded. A fault has
+        no reward, whatever an agent or a function of a user's says. Raises ConnectionError where answerer or judge
+        complete nothing at all.
         """
         answerer = completing_once(self.answerer, key)
         judge = completing_once(self.judge, key)
-        scoring = Scoring(self.tokenizer, answerer, judge, notify, evaluation=self.evaluation)
+        logprobs: Logprobs = no_logprobs
+        if self.text_logprobs is not None and params is not None:
+            logprobs = partial(self.text_logprobs, params)
+        scoring = Scoring(self.tokenizer, answerer, judge, notify, self.evaluation, logprobs)
         scored = agent_rewards(self.agent, trajectories, scoring)
-        if self.agent.reward.function:
-            scored = own_rewards(self.agent.reward.function, scored, takes_context_rewards=self.takes_context_rewards)
+        if file := self.agent.reward.function:
+            scored = own_rewards(file, scored, scoring, takes_context_rewards=self.takes_context_rewards)
         rewarded = []
         for trajectory in map(_with_tool_reward, scored):
             is_fault = trajectory.trajectory.outcome.stop.is_fault
@@ -131,23 +145,79 @@ def _checked(scored: ScoredTrajectory, agent: Agent) -> ScoredTrajectory:
     return replace(scored, reward=reward, reason=str(scored.reason), scores=scores, context_rewards=context_rewards)
 
 
+def asks_models(agent: Agent) -> bool:
+    """Whether rewards may ask an answerer, a judge or the policy, which need the memory of the sampler's cache."""
+    if agent.needs_completers:
+        return True
+    file = agent.reward.function
+    return bool(file) and load_reward_function(file).takes_scoring
+
+
 def takes_context_rewards(settings: RLConfig) -> bool:
     """Whether training uses a reward of each context; else it would have to average them, which nobody asked for."""
     return settings.advantage_scope != "trajectory"
 
 
+@dataclass(frozen=True)
+class RewardFunction:
+    """A user's function, of the trajectories of one problem."""
+
+    function: Callable[..., Any]
+    takes_scoring: bool  # whether its second parameter is `Scoring`
+
+    def __call__(self, group: Sequence[ScoredTrajectory], scoring: Scoring) -> list[Any]:
+        """What the function returns for one group. Raises what it raises, or an error for anything but a list."""
+        trajectories = [member.trajectory for member in group]
+        values = self.function(trajectories, scoring) if self.takes_scoring else self.function(trajectories)
+        if isinstance(values, str | bytes | Mapping | Set):
+            raise TypeError(f"returned {values!r:.200}: it must be a list")
+        values = list(values)
+        if len(values) != len(group):
+            raise ValueError(f"{len(values)} rewards for {len(group)} trajectories")
+        return values
+
+
+def load_reward_function(file: str) -> RewardFunction:
+    """What `reward.function` names. Raises ValueError or OSError in one line, also for parameters that nobody gives."""
+    function = load_named(file, "reward.function", "reward")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a function in C need not say what it takes
+        return RewardFunction(function, takes_scoring=False)
+    except TypeError as error:
+        raise ValueError(f"reward.function {file}: {error}") from error
+    is_named = list(signature.parameters)[1:2] == ["scoring"]
+    takes_scoring = is_named or not _takes(signature, 1)
+    if not _takes(signature, 2 if takes_scoring else 1):
+        raise ValueError(
+            f"reward.function {file}: a reward takes (trajectories) or (trajectories, scoring), and not {signature}"
+        )
+    return RewardFunction(function, takes_scoring)
+
+
+def _takes(signature: inspect.Signature, count: int) -> bool:
+    """Whether a function can be called with so many arguments."""
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
+
+
 def own_rewards(
-    file: str, scored: Sequence[ScoredTrajectory], *, takes_context_rewards: bool = True
+    file: str, scored: Sequence[ScoredTrajectory], scoring: Scoring, *, takes_context_rewards: bool = True
 ) -> list[ScoredTrajectory]:
     """The trajectories with the rewards of a user's function. Where it fails they are faults, without a reward.
 
     Without `takes_context_rewards` a list of the rewards of a trajectory's contexts is an error, too.
     """
-    function = load_named(file, "reward.function", "reward")
+    function = load_reward_function(file)
     rewarded = list[ScoredTrajectory]()
     for group in _groups(scored):
         try:
-            values = call_reward_function(function, group)
+            values = function(group, scoring)
+        except RunEnded:  # of what it asks
+            raise
         except (Exception, SystemExit) as error:
             reason = described(error)
             rewarded += [_lost(member, reason) for member in group]
@@ -155,17 +225,6 @@ def own_rewards(
             for member, value in zip(group, values, strict=True):
                 rewarded.append(_rewarded(member, value, takes_context_rewards))
     return rewarded
-
-
-def call_reward_function(function: Callable[[list[Trajectory]], Any], group: Sequence[ScoredTrajectory]) -> list[Any]:
-    """What a user's function returns for one group. Raises what it raises, or an error for anything but a list."""
-    values = function([member.trajectory for member in group])
-    if isinstance(values, str | bytes | Mapping | Set):
-        raise TypeError(f"returned {values!r:.200}: it must be a list")
-    values = list(values)
-    if len(values) != len(group):
-        raise ValueError(f"{len(values)} rewards for {len(group)} trajectories")
-    return values
 
 
 def _groups(scored: Sequence[ScoredTrajectory]) -> list[list[ScoredTrajectory]]:

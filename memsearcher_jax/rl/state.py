@@ -22,6 +22,7 @@ from memsearcher_jax.rl.rewards import RewardFn, takes_context_rewards
 from memsearcher_jax.rl.rng import named_key, named_rng
 from memsearcher_jax.rl.rollout import Params
 from memsearcher_jax.rl.setup import Run, publish
+from memsearcher_jax.rl.text_logprobs import TextLogprobs
 from memsearcher_jax.rl.timing import Timer
 from memsearcher_jax.runs import load_weights
 from memsearcher_jax.runs.run_dir import checkpoints_of, is_run, read_run_config
@@ -148,19 +149,32 @@ def open_reward_fn(
     Where the initial policy answers, an evaluation of a trained run uses the weights that its training started from.
     """
     config = run.config
-    in_contexts = takes_context_rewards(config.rl)
+    reward_fn = RewardFn(
+        run.agent,
+        run.tokenizer,
+        evaluation=evaluation,
+        takes_context_rewards=takes_context_rewards(config.rl),
+        text_logprobs=TextLogprobs(
+            model=config.model,
+            weights_dtype=config.sampling.weights_dtype(config.model.compute_dtype),
+            mesh=run.meshes.local,
+            tokenizer=run.tokenizer,
+            context_tokens=config.sampling.context_tokens,
+            logit_chunk=config.training.logit_chunk,
+        ),
+    )
     if not run.agent.needs_completers:
-        return RewardFn(run.agent, run.tokenizer, evaluation=evaluation, takes_context_rewards=in_contexts)
+        return reward_fn
     if evaluation and config.model.path and is_run(config.model.path):
         trained = load_weights.trained_model(config.model.path)
         seed = read_run_config(config.model.path).seed
         model = replace(config.model, path=trained.path, adapter=trained.adapter, lora_rank=trained.lora_rank)
         initial_step = checkpoint.run_meta(checkpoints_of(config.model.path), trained).get("initial_step")
         run = replace(run, config=replace(config, seed=seed, model=model))
-    completers = open_completers(
+    answerer, judge = open_completers(
         config, run.agent, run.tokenizer, run.meshes.local, lambda: initial_policy(run, initial_step), check
     )
-    return RewardFn(run.agent, run.tokenizer, *completers, evaluation=evaluation, takes_context_rewards=in_contexts)
+    return replace(reward_fn, answerer=answerer, judge=judge)
 
 
 def open_state(

@@ -70,7 +70,7 @@ def test_rewards_that_ask_an_answerer_have_the_memory_of_the_samplers_cache(in_c
     """It has an engine with a cache of its own. A killed evaluation loses as many trajectories as there are slots."""
     events = []
 
-    def reward_fn(trajectories, key, notify):
+    def reward_fn(trajectories, key, notify, params):
         events.append("reward")
         return list(map(score, trajectories))
 

@@ -120,17 +120,17 @@ class Scripted:
         done = [Trajectory(job.problem, job.rollout, Outcome(stop, str(job.rollout)), (context,), "") for job in jobs]
         return done, RolloutStats(seconds=1.0)
 
-    def reward(self, trajectories, key, notify):
+    def reward(self, trajectories, key, notify, params):
         if self.state.step >= self.faulty:
             self.in_rewards()
         rewards = [math.nan if one.outcome.stop.is_fault else float(one.outcome.answer) for one in trajectories]
         return [ScoredTrajectory(one, reward) for one, reward in zip(trajectories, rewards, strict=True)]
 
-    def reward_evaluation(self, trajectories, key, notify):
+    def reward_evaluation(self, trajectories, key, notify, params):
         self.evaluations += 1
         if self.state.step >= self.faulty:
             self.in_evaluation()
-        return self.reward(trajectories, key, notify)
+        return self.reward(trajectories, key, notify, params)
 
     def resumed(self):
         """The same run as a later process finds it, which resumes from the newest checkpoint."""
@@ -508,7 +508,7 @@ def test_groups_without_spread_are_replaced(scripted):
         keys.append(tuple(jax.random.key_data(key).tolist()))
         return run.roll_out(jobs, params, key, *rest)
 
-    def reward(trajectories, key, notify):
+    def reward(trajectories, key, notify, params):
         rewards = [float(has_spread(one.problem) and one.rollout == 0) for one in trajectories]
         return [ScoredTrajectory(*pair) for pair in zip(trajectories, rewards, strict=True)]
 

@@ -11,6 +11,7 @@ import jax
 import pytest
 
 from memsearcher_jax.agent import run as running
+from memsearcher_jax.agent.base import Scoring
 from memsearcher_jax.agent.config import AgentConfig, RewardConfig
 from memsearcher_jax.agent.registry import make_agent
 from memsearcher_jax.agent.tool_functions import Tool, file_tools
@@ -105,7 +106,7 @@ def file(tmp_path):
         ),
         (HEAD + OPEN + "    return reply.texts\n", "'Completion' object has no attribute 'texts' (mine.py, line 4)"),
         (HEAD + OPEN + "    return answer\n", "NameError: name 'answer' is not defined (mine.py, line 4)"),
-        (HEAD + OPEN + "    return Outcome(answr=3)\n", "unexpected keyword argument 'answr' (mine.py, line 4)"),
+        (HEAD + OPEN + "    return Outcome(answr=3)\n", "unexpected keyword argument 'answr'"),
         (HEAD + OPEN + "    raise SystemExit('no key')\n", "SystemExit: no key (mine.py, line 4)"),
         (HEAD + OPEN.replace("5", "5 / 2"), "'float' object cannot be interpreted as an integer (mine.py, line 3)"),
         (HEAD + OPEN.replace("5", "0"), "max_tokens 0 leaves none to generate (mine.py, line 3)"),
@@ -191,6 +192,11 @@ def test_the_memory_of_a_function_counts_in_its_context(file):
         ("def mine(them):\n    return {one.rollout: 1.0 for one in them}\n", "{0: 1.0, 1: 1.0}: it must be a list"),
         ("def mine(them):\n    return [[1.0] * 9 for one in them]\n", "returned 9 rewards for 1 contexts"),
         ("def mine(them):\n    return [one.score for one in them]\n", "no attribute 'score'"),
+        ("def mine(them, scoring):\n    return scoring.logprob(them)\n", "no attribute 'logprob'"),
+        ("\ndef mine(a, b, c):\n    pass\n", "takes (trajectories) or (trajectories, scoring), and not (a, b, c)"),
+        ("\ndef mine(them, *, scoring):\n    pass\n", "or (trajectories, scoring), and not (them, *, scoring)"),
+        ("\ndef mine():\n    pass\n", "or (trajectories, scoring), and not ()"),
+        ("mine = 3\n", "3 is not a callable object"),
     ],
 )
 def test_a_mistake_in_a_reward_is_found_before_long_work(source, line, file):
@@ -219,7 +225,7 @@ def mine(trajectories):
         *(scored("abc", 0), scored("huge", 1), scored("each", 2), scored("lost", 3, StopReason.SEARCH_FAILED)),
         *(scored("abc", 0), scored("raise", 1)),  # the same problem again
     ]
-    one, huge, each, lost, *group = own_rewards(file(source), batch)
+    one, huge, each, lost, *group = own_rewards(file(source), batch, Scoring(TOKENIZER))
     assert (one.reward, one.context_rewards, one.scores) == (3.0, (3.0, 3.0), {"f1": 0.5})
     assert (each.reward, each.context_rewards) == (2.0, (1.0, 3.0))
     assert (lost.trajectory.outcome.stop, math.isnan(lost.reward)) == (StopReason.SEARCH_FAILED, True)
