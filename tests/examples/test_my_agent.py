@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from memsearcher_jax.agent.base import Scoring
 from memsearcher_jax.agent.config import AgentConfig
 from memsearcher_jax.agent.registry import make_agent
 from memsearcher_jax.agent.run import run_workflow
@@ -59,7 +60,7 @@ def test_its_reward_prefers_short_trajectories_among_right_ones():
     for script in ([ANSWER], [SEARCH, "<memory> m </memory>", ANSWER], [SEARCH, "no memory"]):
         outcome, _ = play(script)
         batch.append(ScoredTrajectory(Trajectory(problem, 0, outcome, (), ""), 0.0))
-    assert [round(one.reward, 2) for one in own_rewards(FILE, batch)] == [0.98, 0.96, 0.0]
+    assert [round(one.reward, 2) for one in own_rewards(FILE, batch, Scoring(byte_tokenizer()))] == [0.98, 0.96, 0.0]
 
 
 @pytest.mark.slow
