@@ -23,7 +23,6 @@ from memsearcher_jax.model.projections import AdaptedWeight, Int8Weight, adapter
 from memsearcher_jax.model.rope import apply_rope, rope_rotation
 from memsearcher_jax.ops.attention import ATTENTION_OUTPUT, Visible, einsum_f32, packed_attention
 from memsearcher_jax.ops.axes import (
-    Axes,
     all_gather_param,
     as_bits,
     constrain,
@@ -154,7 +153,7 @@ def publish(params: Params, config: ModelConfig, platform: str, dtype: str) -> P
     return unstack_layers(others | {"layers": layers}, config, platform)
 
 
-def publish_weight(weight: Any, path: Sequence[str], axes: Axes, config: ModelConfig, dtype: str) -> Any:
+def publish_weight(weight: Any, path: Sequence[str], axes: tuple[str, ...], config: ModelConfig, dtype: str) -> Any:
     """A weight, or its `ParamSpec`, as `publish` returns it. `path`: its keys in the tree of weights."""
     if dtype != "int8" or path[0] != "layers" or "embed" not in axes:
         return weight.astype(config.compute_dtype if dtype == "int8" else dtype)
