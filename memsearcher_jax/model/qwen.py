@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -140,25 +140,17 @@ def publish(params: Params, config: ModelConfig, platform: str, dtype: str) -> P
     "int8": projections become an `Int8Weight`, the other weights have compute_dtype. So has the output layer, whose
     errors no later layer would average: a fourteenth of the weights of 7B, a fourth of those of 0.5B.
     """
-    axes = param_axes(config)
-    layers = {
-        name: publish_weight(weight, ("layers", name), axes["layers"][name], config, dtype)
-        for name, weight in params["layers"].items()
-    }
-    others = {
-        name: publish_weight(weight, (name,), axes[name], config, dtype)
-        for name, weight in params.items()
-        if name != "layers"
-    }
-    return unstack_layers(others | {"layers": layers}, config, platform)
+    publish_one = functools.partial(publish_weight, config=config, dtype=dtype)
+    return unstack_layers(jax.tree.map(publish_one, params, param_specs(config)), config, platform)
 
 
-def publish_weight(weight: Any, path: Sequence[str], axes: tuple[str, ...], config: ModelConfig, dtype: str) -> Any:
-    """A weight, or its `ParamSpec`, as `publish` returns it. `path`: its keys in the tree of weights."""
-    if dtype != "int8" or path[0] != "layers" or "embed" not in axes:
+def publish_weight(weight: Any, spec: ParamSpec, config: ModelConfig, dtype: str) -> Any:
+    """A weight of this `spec`, or the spec itself, as `publish` returns it."""
+    is_projection = spec.axes[0] == "layers" and "embed" in spec.axes
+    if dtype != "int8" or not is_projection:
         return weight.astype(config.compute_dtype if dtype == "int8" else dtype)
-    first_input = len(adapter_axes(axes[1:])[1])
-    return Int8Weight(*_quantize(weight, range(first_input, len(axes))))
+    first_input = len(adapter_axes(spec.axes[1:])[1])
+    return Int8Weight(*_quantize(weight, range(first_input, len(spec.axes))))
 
 
 def unstack_layers(params: Params, config: ModelConfig, platform: str) -> Params:
