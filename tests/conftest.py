@@ -42,8 +42,7 @@ def pytest_configure(config):
     """Sets how programs are compiled.
 
     The fast tests spend most of their time on compilation, so they use few XLA optimisations and share a compilation
-    cache on disk; the slow tests run long programs and use the default optimisations. The cache lasts for one run:
-    programs of eight CPU devices that a later run reads from it can wait for each other for ever in their collectives.
+    cache on disk; the slow tests run long programs and use the default optimisations. The cache lasts for one run.
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
@@ -54,6 +53,27 @@ def pytest_configure(config):
     fast_tests = config.option.markexpr.startswith("not slow")  # as in pyproject.toml: the fast tests
     flags = ["--xla_force_host_platform_device_count=8", *(FAST_COMPILE_FLAGS.split() if fast_tests else [])]
     os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled_where_they_run():
+    """Programs of several CPU devices are not read from the compilation cache.
+
+    XLA forgets the order of their collectives when it stores them: one device begins with the second one, the others
+    wait in the first one, and after 40 s the process is aborted.
+    """
+    from jax._src import compilation_cache
+
+    read = compilation_cache.get_executable_and_time
+
+    def read_of_one_device(cache_key, compile_options, backend, executable_devices, *rest, **options):
+        if len(executable_devices) > 1:
+            return None, None
+        return read(cache_key, compile_options, backend, executable_devices, *rest, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compilation_cache, "get_executable_and_time", read_of_one_device)
+        yield
 
 
 @pytest.fixture
