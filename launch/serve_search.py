@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
+from memsearcher_jax.http.listener import listen
 from memsearcher_jax.launch import cli, preconditions
 from memsearcher_jax.logs.progress import announced
 from memsearcher_jax.ranges import Port
@@ -75,20 +76,6 @@ def main(argv: Sequence[str]) -> None:
         app = make_app(searcher.search, flags.limits, info, process)
         what = f"{source.info['passages']:,} passages by {retrieval.method}"
         run_server(app, flags.limits, listener, what, DRAIN_SECONDS, end=lambda: None)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Binds the port before the index is built. Raises OSError in one line."""
-    try:
-        # An address with a colon is one of IPv6; "::" listens on all interfaces, also for IPv4.
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        dualstack = host == "::" and socket.has_dualstack_ipv6()
-        return socket.create_server((host, port), family=family, backlog=2_048, dualstack_ipv6=dualstack)
-    except OSError as error:
-        reason = error.strerror
-        if error.errno is not None and error.errno > 0:  # errors of name resolution have negative numbers
-            reason = os.strerror(error.errno)
-        raise OSError(f"cannot listen on {host}:{port} ({reason}): choose another --host or --port") from error
 
 
 def make_searcher(flags: Serve, scratch: Path) -> Searcher:

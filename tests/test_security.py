@@ -235,7 +235,7 @@ def test_a_key_repeated_by_a_service_is_masked(monkeypatch):
 
 def test_the_search_service_listens_on_localhost_by_default():
     flags = serve_search.Serve()
-    with serve_search.listen(flags.host, 0) as listener:
+    with listen(flags.host, 0) as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
 
 
@@ -248,10 +248,10 @@ def listeners(source):
     return [ast.unparse(call.func) for call in opened if not ast.unparse(call.args[0]).startswith("('127.0.0.1', ")]
 
 
-def test_only_the_search_service_listens_on_a_configurable_address():
+def test_only_services_listen_on_a_configurable_address():
     """The test above checks its default address."""
     assert listeners("socket.bind(('', 0))\nHTTPServer(('127.0.0.1', port), Handler)") == ["socket.bind"]
     calls_by_file = {path.name: listeners(path.read_text(encoding="utf-8")) for path in SOURCES}
     assert {name: calls for name, calls in calls_by_file.items() if calls} == {
-        "serve_search.py": ["socket.create_server"]
+        "listener.py": ["socket.create_server"]
     }

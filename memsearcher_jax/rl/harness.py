@@ -43,6 +43,7 @@ from memsearcher_jax.agent.harness import HarnessOutcome, outcome_of
 from memsearcher_jax.chat_template import ChatMessage, ChatTemplate, ToolCall, parse_tool_calls
 from memsearcher_jax.http import chat
 from memsearcher_jax.http.client import async_client
+from memsearcher_jax.http.listener import listen
 from memsearcher_jax.python_files import described
 from memsearcher_jax.rl.harness_programs import MODEL, HarnessClient, ProcessError, runner_of
 from memsearcher_jax.rl.harness_sessions import OpenContext, Session
@@ -230,10 +231,10 @@ class Endpoint:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __enter__(self) -> Endpoint:
-        listener = socket.create_server(("127.0.0.1", 0))
+        listener = listen("127.0.0.1", 0)
         self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
         self.http_client = async_client(self.base_url, {})
-        quiet = {"log_level": "critical", "access_log": False, "date_header": False, "server_header": False}
+        quiet = {"log_level": "critical", "access_log": False, "date_header": False, "server_header": False, "proxy_headers": False}
         config = uvicorn.Config(
             self._app(), lifespan="off", ws="none", timeout_keep_alive=KEPT_CONNECTION_SECONDS, **quiet
         )

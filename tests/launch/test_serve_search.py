@@ -157,7 +157,7 @@ def get(url, path):
 @pytest.mark.parametrize(("host", "reached"), [("::1", ["::1"]), ("::", ["::1", "127.0.0.1"])])
 def test_ipv6_addresses(host, reached):
     try:
-        listener = serve_search.listen(host, 0)
+        listener = listen(host, 0)
     except OSError as error:
         pytest.skip(f"no IPv6: {error}")
     with listener:
