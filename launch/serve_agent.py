@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from memsearcher_jax.agent.base import ReadingAgent
 from memsearcher_jax.config import agent_of
-from memsearcher_jax.launch import cli, preconditions
 from memsearcher_jax.http.listener import listen
+from memsearcher_jax.launch import cli, preconditions
 from memsearcher_jax.launch.serve_search import run_server
 from memsearcher_jax.logs.progress import announced
 from memsearcher_jax.ranges import Port

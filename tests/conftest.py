@@ -41,8 +41,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit the environment
 def pytest_configure(config):
     """Sets how programs are compiled.
 
-    The fast tests spend most of their time on compilation, so they use few XLA optimisations and share a compilation
-    cache on disk; the slow tests run long programs and use the default optimisations. The cache lasts for one run.
+    The fast tests spend most of their time on compilation, so they use few XLA optimisations; the slow tests run long
+    programs and use the default ones. Processes that tests start share a compilation cache on disk.
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
@@ -56,24 +56,15 @@ def pytest_configure(config):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _compiled_where_they_run():
-    """Programs of several CPU devices are not read from the compilation cache.
+def _no_compilation_cache():
+    """Not in this process, which has several CPU devices.
 
-    XLA forgets the order of their collectives when it stores them: one device begins with the second one, the others
-    wait in the first one, and after 40 s the process is aborted.
+    XLA forgets the order of the collectives of a stored program: one device may begin with the second one, while the
+    others wait in the first one until the process is aborted.
     """
-    from jax._src import compilation_cache
+    import jax
 
-    read = compilation_cache.get_executable_and_time
-
-    def read_of_one_device(cache_key, compile_options, backend, executable_devices, *rest, **options):
-        if len(executable_devices) > 1:
-            return None, None
-        return read(cache_key, compile_options, backend, executable_devices, *rest, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compilation_cache, "get_executable_and_time", read_of_one_device)
-        yield
+    jax.config.update("jax_enable_compilation_cache", False)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from memsearcher_jax.http.listener import listen
 from memsearcher_jax.launch import serve_search
 from memsearcher_jax.model import hf_config, safetensors_files
 from memsearcher_jax.retrieval import bm25, scann_index
@@ -252,6 +253,4 @@ def test_only_services_listen_on_a_configurable_address():
     """The test above checks its default address."""
     assert listeners("socket.bind(('', 0))\nHTTPServer(('127.0.0.1', port), Handler)") == ["socket.bind"]
     calls_by_file = {path.name: listeners(path.read_text(encoding="utf-8")) for path in SOURCES}
-    assert {name: calls for name, calls in calls_by_file.items() if calls} == {
-        "listener.py": ["socket.create_server"]
-    }
+    assert {name: calls for name, calls in calls_by_file.items() if calls} == {"listener.py": ["socket.create_server"]}

@@ -103,12 +103,23 @@ class JsonClient:
 
 
 def async_client(
-    url: str, headers: Mapping[str, str], event_hooks: Mapping[str, list[Any]] | None = None
+    url: str,
+    headers: Mapping[str, str],
+    event_hooks: Mapping[str, list[Any]] | None = None,
+    app: Any = None,
 ) -> httpx2.AsyncClient:
-    """A client for requests to `url`, through the proxy that the environment names for it; without time-outs."""
+    """A client for requests to `url`, through the proxy that the environment names for it; without time-outs.
+
+    `app`: an ASGI application of this process that answers what goes to the host and port of `url`. Its errors are
+    responses of status 500, as they are over a connection.
+    """
     import httpx2
 
     proxy = proxy_of(url)
+    mounts = {}
+    if app is not None:
+        parts = urllib.parse.urlsplit(url)
+        mounts[f"{parts.scheme}://{parts.netloc}"] = httpx2.ASGITransport(app, raise_app_exceptions=False)
     try:
         return httpx2.AsyncClient(
             headers=dict(headers),
@@ -117,6 +128,7 @@ def async_client(
             proxy=proxy,
             verify=_certificates(),
             event_hooks=event_hooks,
+            mounts=mounts,
         )
     except (ValueError, ImportError) as error:
         if proxy is None:

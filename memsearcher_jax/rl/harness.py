@@ -20,6 +20,7 @@ import queue
 import re
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -57,6 +58,9 @@ from memsearcher_jax.types import Completion, Context, FinishReason, Query, Sear
 SPARE_TRAJECTORIES = 1.0  # more than there are slots, as a share of them: a harness is busy between its requests
 KEPT_CONNECTION_SECONDS = 86_400  # without a request: a client may reuse a connection at the moment of its end
 IDLE_SECONDS = 0.2  # without looking whether the run is to stop
+SWITCH_SECONDS = 2e-4
+"""After which a thread of Python lets others run. By default a busy harness keeps the engine's thread waiting for 5 ms
+each time that it has a call to dispatch."""
 UNSUPPORTED = tuple(name for name in chat.UNSUPPORTED if name != "seed")
 
 
@@ -233,19 +237,21 @@ class Endpoint:
     def __enter__(self) -> Endpoint:
         listener = listen("127.0.0.1", 0)
         self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        self.http_client = async_client(self.base_url, {})
-        quiet = {"log_level": "critical", "access_log": False, "date_header": False, "server_header": False, "proxy_headers": False}
-        config = uvicorn.Config(
-            self._app(), lifespan="off", ws="none", timeout_keep_alive=KEPT_CONNECTION_SECONDS, **quiet
-        )
+        app = self._app()
+        self.http_client = async_client(self.base_url, {}, app=app)
+        quiet = {"log_level": "critical", "access_log": False, "date_header": False, "server_header": False}
+        config = uvicorn.Config(app, lifespan="off", ws="none", timeout_keep_alive=KEPT_CONNECTION_SECONDS, **quiet)
         self._server = uvicorn.Server(config)
         self._server_thread = threading.Thread(target=self._serve, args=(listener,), daemon=True)
         self._server_thread.start()
         self._harness_thread = threading.Thread(target=self._harnesses.run_forever, daemon=True)
         self._harness_thread.start()
+        self._switch_seconds = sys.getswitchinterval()
+        sys.setswitchinterval(min(SWITCH_SECONDS, self._switch_seconds))
         return self
 
     def __exit__(self, *_: Any) -> None:
+        sys.setswitchinterval(self._switch_seconds)
         for session in self._sessions.values():
             session.is_ended = True
         self._harnesses.call_soon_threadsafe(lambda: [task.cancel() for task in self._tasks])
@@ -374,7 +380,6 @@ class Endpoint:
         params = self._params(body)
         messages = body.conversation()
         tools = body.offered_tools
-        tools_json = json.dumps(tools, sort_keys=True)
         prefill = ""
         if body.continue_final_message:
             *rest, last = messages
@@ -384,6 +389,23 @@ class Endpoint:
             prefill = last.text
         if not messages:
             raise HTTPException(400, "messages: there is none to reply to")
+        with session.lock:
+            context = self._extended(session, messages, tools, prefill)
+        finished = await self._generate(session, context, body, params)
+        return self._reply(session, context, body, messages, prefill, finished)
+
+    def _extended(
+        self,
+        session: Session,
+        messages: tuple[ChatMessage, ...],
+        tools: list[dict[str, Any]],
+        prefill: str,
+    ) -> OpenContext:
+        """The context that the messages continue, or a new one, with the ids that their reply follows.
+
+        Raises HTTPException where they cannot be rendered or do not fit.
+        """
+        tools_json = json.dumps(tools, sort_keys=True)
         context = session.find(messages, tools_json)
         try:
             if context is None:
@@ -409,8 +431,7 @@ class Endpoint:
         context.logprobs = np.concatenate([context.logprobs, np.zeros(len(ids), np.float32)])
         context.sampled = np.concatenate([context.sampled, np.zeros(len(ids), bool)])
         session.requests += 1
-        finished = await self._generate(session, context, body, params)
-        return self._reply(session, context, body, messages, prefill, finished)
+        return context
 
     async def _generate(
         self, session: Session, context: OpenContext, body: HarnessRequest, params: SamplingParams
@@ -427,8 +448,11 @@ class Endpoint:
         result: futures.Future[FinishedGeneration] = futures.Future()
         self._events.put(_Generation(session, context, max_tokens, params, find_stop, result))
         try:
-            finished = await asyncio.wrap_future(result)
+            # A harness that is cancelled must not cancel the result, which the engine's thread will set.
+            finished = await asyncio.shield(asyncio.wrap_future(result))
         except asyncio.CancelledError:
+            if not result.cancelled():
+                raise
             raise HTTPException(503, "the rollout ends") from None
         if not finished.finite:
             session.is_finite = False

@@ -30,7 +30,8 @@ class HarnessClient:
     base_url: str
     api_key: str
     http_client: Any = field(repr=False, compare=False)  # httpx2.AsyncClient
-    """Connections that all coroutines of the rollout share. A client of their own would read all certificates first."""
+    """All coroutines of the rollout share it. What it sends to `base_url` is answered without a connection; a client of
+    their own would read all certificates first."""
     model: str = MODEL
 
 

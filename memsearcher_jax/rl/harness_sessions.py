@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +34,10 @@ class OpenContext:
 
 @dataclass
 class Session:
-    """One trajectory. The endpoint's thread changes it; the engine's thread reads it when the harness has ended."""
+    """One trajectory.
+
+    The threads of the endpoint and of the harnesses change it; the engine's thread reads it when the harness has ended.
+    """
 
     job: Job
     key: str = field(default_factory=lambda: f"trajectory-{secrets.token_hex(16)}")
@@ -44,6 +48,7 @@ class Session:
     is_ended: bool = False
     context_full: bool = False
     is_finite: bool = True
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)  # held while a request finds its context
 
     def find(self, messages: Sequence[ChatMessage], tools: str) -> OpenContext | None:
         """The context with the longest conversation that the messages continue.

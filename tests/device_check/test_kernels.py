@@ -20,6 +20,7 @@ def failed(kernels):
     return {row.name for row in rows if row.passed is False}, rows
 
 
+@pytest.mark.slow
 def test_right_kernels_pass():
     names, rows = failed(Kernels())
     assert names == set(), [row for row in rows if not row.passed]

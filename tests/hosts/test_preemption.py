@@ -155,6 +155,7 @@ def test_hosts_that_finish_exit_with_0(start_host):
         assert (host.returncode, errors) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_host_that_is_not_joined_in_time_exits_with_85(start_host):
     for host in [start_host(index, 1, count=3) for index in (0, 1)]:
         assert "a host is missing or lost; restart all hosts" in stopped(host)

@@ -92,6 +92,7 @@ def test_other_settings_are_still_refused(workdir):
         start_or_resume(words)
 
 
+@pytest.mark.slow
 def test_a_run_of_int8_stops_and_goes_on_by_the_same_command(small, tmp_path, capsys, monkeypatch):
     trained_with = []
     make_step = Trainer.step

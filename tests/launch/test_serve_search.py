@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from memsearcher_jax.http.listener import listen
 from memsearcher_jax.launch import serve_search
 from memsearcher_jax.retrieval.config import RetrievalConfig
 from memsearcher_jax.retrieval.search import open_searcher
@@ -91,6 +92,7 @@ def accepts(url):
     return True
 
 
+@pytest.mark.slow
 def test_sigterm_completes_pending_requests_before_the_service_stops(corpus, tmp_path):
     flags = ["--retrieval.corpus", corpus, "--retrieval.method", "hybrid", "--out", tmp_path / "served"]
     flags += ["--retrieval.index_type", "exact"]

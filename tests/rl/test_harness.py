@@ -22,6 +22,7 @@ from memsearcher_jax.launch import tpu_train
 from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.model import sharding, weights
+from memsearcher_jax.rl import harness
 from memsearcher_jax.rl.harness import HarnessDriver
 from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
 from memsearcher_jax.rl.tool_executor import search_backend
@@ -200,6 +201,52 @@ def my_agent(problem, client):
         StopReason.FAULT if trajectory.problem.id == "q1" else StopReason.ANSWERED for trajectory in done
     ]
     assert message in done[1].outcome.error
+
+
+SHARED_CLIENT = """
+import asyncio
+async def my_agent(problem, client):
+    async def ask(content):
+        headers = {"Authorization": "Bearer " + client.api_key}
+        body = {"model": client.model, "messages": [user(content)], "max_tokens": 6}
+        url = client.base_url + "/chat/completions"
+        return (await client.http_client.post(url, headers=headers, json=body)).raise_for_status().json()
+"""
+
+
+def test_the_shared_client_asks_without_a_connection(rollouts, monkeypatch):
+    """And at the same time as a thread with connections of its own: each request opens one context."""
+    connections = []
+    accepted = harness.uvicorn.Server.__init__
+
+    def keep(server, config):
+        accepted(server, config)
+        connections.append(server)
+
+    monkeypatch.setattr(harness.uvicorn.Server, "__init__", keep)
+    before = sys.getswitchinterval()
+    done = rollouts(SHARED_CLIENT + "    return (await ask('Who?'))['choices'][0]['message']['content']\n")
+    assert all(trajectory.outcome.error == "" and len(trajectory.contexts) == 1 for trajectory in done)
+    assert [server.server_state.total_requests for server in connections] == [0]
+    both = """
+    thread = asyncio.to_thread(lambda: [post(client.base_url, client.api_key, "/chat/completions", {
+        "model": client.model, "max_tokens": 4, "messages": [user("Same?")]}) for _ in range(4)])
+    await asyncio.gather(thread, *(ask("Same?") for _ in range(4)))
+    return "all"
+"""
+    for trajectory in rollouts(SHARED_CLIENT + both):
+        assert trajectory.outcome.counts == {"requests": 8, "contexts": 8, "altered_replies": 0}
+        assert all(len(sampled_runs(context)) == 1 for context in trajectory.contexts)
+    assert connections[-1].server_state.total_requests == 4 * len(done)
+    assert sys.getswitchinterval() == before
+
+
+def test_a_harness_that_is_late_leaves_its_generation_to_the_engine(rollouts):
+    """A cancelled request must neither answer its harness nor end the rollout."""
+    done = rollouts(SHARED_CLIENT + "    return str(await ask('Who?'))\n", timeout=0.002)
+    for trajectory in done:
+        assert trajectory.outcome.stop is StopReason.FAULT
+        assert trajectory.outcome.error == "the harness did not return within 0.002 s (agent.harness_timeout)"
 
 
 def test_a_conversation_that_does_not_fit_is_refused_and_is_the_policys_doing(rollouts):

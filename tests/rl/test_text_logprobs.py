@@ -158,6 +158,7 @@ def test_scoring_is_given_to_a_function_that_takes_it(parameters, takes_scoring,
     assert scored.reward == takes_scoring
 
 
+@pytest.mark.slow
 def test_a_reward_of_log_probabilities_trains_and_evaluates(tmp_path, fast_compile):
     """The reward is one number of the weights before the step for all trajectories of a problem."""
     file = tmp_path / "reward.py"

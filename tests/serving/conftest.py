@@ -7,8 +7,8 @@ import time
 import pytest
 import uvicorn
 
-from memsearcher_jax.launch import cli, serve_agent
 from memsearcher_jax.http.listener import listen
+from memsearcher_jax.launch import cli, serve_agent
 from memsearcher_jax.runs.run_dir import located
 from memsearcher_jax.serving.app import make_app
 from tests.support import one_device

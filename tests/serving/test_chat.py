@@ -21,8 +21,8 @@ from memsearcher_jax.agent.memalpha.memory import Memory
 from memsearcher_jax.agent.tool_functions import Tool
 from memsearcher_jax.data.synthetic.encyclopedia import make_encyclopedia
 from memsearcher_jax.http.chat import Message
-from memsearcher_jax.launch import evaluate
 from memsearcher_jax.http.listener import listen
+from memsearcher_jax.launch import evaluate
 from memsearcher_jax.launch.serve_search import run_server
 from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.retrieval.search import Searcher
