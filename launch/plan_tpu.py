@@ -337,6 +337,8 @@ def print_estimate(
             f"host: {host.rollout:.2f} s of rollouts, {host.hidden(rollout_seconds):.2f} of them hidden behind the "
             f"devices; {host.between:.2f} s before the update, which nothing hides"
         )
+    if config.agent.harness:
+        print("host: what the harness does between its requests is not counted, see benchmarks/host.py --harness")
     print(
         f"total {total:.1f} s; with devices at an assumed {workload.efficiency:.0%} of the roofline {seconds:.1f} s "
         f"per step, {estimate['tokens_per_second']:,.0f} tokens/s, {config.rl.steps} steps in {hours:.1f} hours, "
