@@ -187,6 +187,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_that_of_one_trajectory_and_names_its_place(rollouts, fault):
     body, message = FAULTS[fault]
+    rollouts("\ndef my_agent(problem, client):\n    ask(client, [user('a')])\n", copies=1)  # compiles: not in its time
     done = rollouts(
         f"""
 def my_agent(problem, client):
@@ -216,18 +217,18 @@ async def my_agent(problem, client):
 
 def test_the_shared_client_asks_without_a_connection(rollouts, monkeypatch):
     """And at the same time as a thread with connections of its own: each request opens one context."""
-    connections = []
-    accepted = harness.uvicorn.Server.__init__
+    servers = []
+    initialize = harness.uvicorn.Server.__init__
 
     def keep(server, config):
-        accepted(server, config)
-        connections.append(server)
+        initialize(server, config)
+        servers.append(server)
 
     monkeypatch.setattr(harness.uvicorn.Server, "__init__", keep)
     before = sys.getswitchinterval()
     done = rollouts(SHARED_CLIENT + "    return (await ask('Who?'))['choices'][0]['message']['content']\n")
     assert all(trajectory.outcome.error == "" and len(trajectory.contexts) == 1 for trajectory in done)
-    assert [server.server_state.total_requests for server in connections] == [0]
+    assert [server.server_state.total_requests for server in servers] == [0]
     both = """
     thread = asyncio.to_thread(lambda: [post(client.base_url, client.api_key, "/chat/completions", {
         "model": client.model, "max_tokens": 4, "messages": [user("Same?")]}) for _ in range(4)])
@@ -237,7 +238,7 @@ def test_the_shared_client_asks_without_a_connection(rollouts, monkeypatch):
     for trajectory in rollouts(SHARED_CLIENT + both):
         assert trajectory.outcome.counts == {"requests": 8, "contexts": 8, "altered_replies": 0}
         assert all(len(sampled_runs(context)) == 1 for context in trajectory.contexts)
-    assert connections[-1].server_state.total_requests == 4 * len(done)
+    assert servers[-1].server_state.total_requests == 4 * len(done)
     assert sys.getswitchinterval() == before
 
 
