@@ -64,6 +64,7 @@ def _programs(harness: str, slots: int, trajectories: int, index_folder: str) ->
     from memsearcher_jax.model import sharding, weights
     from memsearcher_jax.model.config import MeshConfig
     from memsearcher_jax.rl.harness import HarnessDriver
+    from memsearcher_jax.rl.harness_endpoint import HarnessSettings
     from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
     from memsearcher_jax.rl.tool_executor import search_backend
     from memsearcher_jax.sampling.engine import Engine
@@ -85,10 +86,10 @@ def _programs(harness: str, slots: int, trajectories: int, index_folder: str) ->
     start = partial(make_agent(config.agent).start, token_counter=tokenizer)
     group_size = config.rl.group_size
     jobs = make_jobs(encyclopedia.train[: -(-trajectories // group_size)], group_size)[:trajectories]
-    limit = config.agent.completion_tokens
+    settings = HarnessSettings(harness, max_tokens=config.agent.completion_tokens)
     drivers = {
         "workflow": RolloutDriver(engine, tokenizer, start, backends),
-        "harness": HarnessDriver(engine, tokenizer, start, backends, harness=harness, max_tokens=limit),
+        "harness": HarnessDriver(engine, tokenizer, start, backends, harness=settings),
     }
 
     def measure(driver: Any) -> Rate:

@@ -1,6 +1,6 @@
 """An agent of another framework: a program that asks the policy over HTTP and returns an answer, a reward, or both.
 
-`rl.harness` runs it. This module says how its trajectories are rewarded and what its settings mean.
+`rl.harness` and its endpoint run it. This module says how its trajectories are rewarded and what its settings mean.
 """
 
 from __future__ import annotations

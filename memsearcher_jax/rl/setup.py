@@ -258,19 +258,15 @@ def make_driver(
         records_memory = config.training.needs_kinds and not evaluation
         return RolloutDriver(engine, run.tokenizer, start, make_backends(run), check, params, records_memory)
     from memsearcher_jax.rl.harness import HarnessDriver  # which imports uvicorn
+    from memsearcher_jax.rl.harness_endpoint import HarnessSettings
 
-    return HarnessDriver(
-        engine,
-        run.tokenizer,
-        start,
-        make_backends(run),
-        check,
-        params,
-        harness=config.agent.harness,
+    settings = HarnessSettings(
+        config.agent.harness,
         timeout=config.agent.harness_timeout,
         max_tokens=config.agent.completion_tokens,
         fixed_sampling=not evaluation,
     )
+    return HarnessDriver(engine, run.tokenizer, start, make_backends(run), check, params, harness=settings)
 
 
 def make_start(run: Run, agent: Agent) -> Callable[[Problem], Workflow]:

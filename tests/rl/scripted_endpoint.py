@@ -15,7 +15,8 @@ from openai import OpenAI
 from memsearcher_jax.http.client import async_client
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig
-from memsearcher_jax.rl.harness import Endpoint, HarnessDriver
+from memsearcher_jax.rl.harness import HarnessDriver
+from memsearcher_jax.rl.harness_endpoint import HarnessSettings
 from memsearcher_jax.rl.harness_programs import HarnessClient
 from memsearcher_jax.rl.harness_sessions import Session
 from memsearcher_jax.rl.rollout import Job
@@ -39,9 +40,10 @@ def scripted_endpoint(
     # An engine that runs no program.
     engine = Engine(NANO, replace(NANO_SAMPLING, context_tokens=1_024), tokenizer.stop_ids, mesh)
     backends = {"": search_backend(TinyIndex(PASSAGES))}
-    driver = HarnessDriver(engine, tokenizer, lambda problem: None, backends, harness="python3", **settings)
+    harness = HarnessSettings("python3", **settings)
+    driver = HarnessDriver(engine, tokenizer, lambda problem: None, backends, harness=harness)
     generations = queue.SimpleQueue()
-    with Endpoint(driver, generations) as service:
+    with driver.endpoint(generations) as service:
         session = Session(Job(0, Problem("q0", "Who is 0?", ("a0",))))
         service._sessions[session.key] = session
         threading.Thread(target=_answer, args=(generations, replies, tokenizer), daemon=True).start()

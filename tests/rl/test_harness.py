@@ -22,8 +22,9 @@ from memsearcher_jax.launch import tpu_train
 from memsearcher_jax.logs.metrics import read_metrics
 from memsearcher_jax.logs.trajectories import read_trajectories
 from memsearcher_jax.model import sharding, weights
-from memsearcher_jax.rl import harness
+from memsearcher_jax.rl import harness_endpoint
 from memsearcher_jax.rl.harness import HarnessDriver
+from memsearcher_jax.rl.harness_endpoint import HarnessSettings
 from memsearcher_jax.rl.rollout import RolloutDriver, make_jobs
 from memsearcher_jax.rl.tool_executor import search_backend
 from memsearcher_jax.runs.run_dir import located
@@ -67,9 +68,9 @@ def rollouts(engine, params, tmp_path):
             byte_tokenizer(),
             lambda problem: None,
             {"": search_backend(TinyIndex(PASSAGES))},
-            harness=harness,
+            sampling=settings.pop("sampling", None),
+            harness=HarnessSettings(harness, **{"timeout": 60.0, "max_tokens": 8} | settings),
         )
-        driver = replace(driver, **{"timeout": 60.0, "max_tokens": 8} | settings)
         done, _ = driver.trajectories(make_jobs(problems, copies), params, KEY, lambda line: None)
         scheduler = driver.engine.scheduler
         assert len(scheduler.free_slots) == scheduler.settings.slots
@@ -218,13 +219,13 @@ async def my_agent(problem, client):
 def test_the_shared_client_asks_without_a_connection(rollouts, monkeypatch):
     """And at the same time as a thread with connections of its own: each request opens one context."""
     servers = []
-    initialize = harness.uvicorn.Server.__init__
+    initialize = harness_endpoint.uvicorn.Server.__init__
 
     def keep(server, config):
         initialize(server, config)
         servers.append(server)
 
-    monkeypatch.setattr(harness.uvicorn.Server, "__init__", keep)
+    monkeypatch.setattr(harness_endpoint.uvicorn.Server, "__init__", keep)
     before = sys.getswitchinterval()
     done = rollouts(SHARED_CLIENT + "    return (await ask('Who?'))['choices'][0]['message']['content']\n")
     assert all(trajectory.outcome.error == "" and len(trajectory.contexts) == 1 for trajectory in done)
@@ -538,7 +539,8 @@ def test_memsearcher_over_http_samples_what_the_workflow_samples(one_device, tmp
     workflow, _ = RolloutDriver(engine, TOKENIZER, start, backends).trajectories(jobs, params, KEY, lambda line: None)
     file = tmp_path / "my_agent.py"
     file.write_text(POST + MEMSEARCHER)
-    driver = HarnessDriver(engine, TOKENIZER, start, backends, harness=str(file), timeout=120.0, max_tokens=512)
+    settings = HarnessSettings(str(file), timeout=120.0, max_tokens=512)
+    driver = HarnessDriver(engine, TOKENIZER, start, backends, harness=settings)
     harness, _ = driver.trajectories(jobs, params, KEY, lambda line: None)
     for one, other in zip(workflow, harness, strict=True):
         assert other.outcome.error == ""
