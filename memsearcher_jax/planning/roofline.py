@@ -289,7 +289,9 @@ def sampling_phases(config: RunConfig, workload: Workload, topology: Topology, w
     Without `rl.carry_over` a trajectory decodes one context at a time, so no more slots are active than trajectories
     run; steps that only the longest of them needs are the phase "longest trajectory".
     """
-    model, sampling, rl = config.model, config.sampling, config.rl
+    model = config.model
+    sampling = config.sampling
+    rl = config.rl
     host_devices = len(topology.host_devices)
     trajectories = rl.prompts_per_step * rl.group_size / topology.hosts
     contexts = trajectories * workload.contexts
