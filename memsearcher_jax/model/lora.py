@@ -54,7 +54,7 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
 """Settings of adapter_config.json -> the values that `read_adapters` accepts, by default the first."""
 READ = {"r", "lora_alpha", "use_rslora"}
 TOLD_BY_NAMES = {"target_modules", "exclude_modules", "layers_pattern"}
-"""Settings that the names of the tensors tell."""
+"""Settings that follow from the names of the tensors."""
 HARMLESS = {
     "auto_mapping",
     "base_model_name_or_path",

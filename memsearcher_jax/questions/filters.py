@@ -24,7 +24,7 @@ REASONS = {
     "unreadable": "the writer's reply holds no question and answer",
     "answer_not_in_passages": "the answer is in none of its passages",
     "answer_too_long": f"the answer has more than {MAX_ANSWER_WORDS} words, or the question {MAX_QUESTION_WORDS}",
-    "names_its_text": 'the question speaks of "the passage"',
+    "names_its_text": 'the question mentions "the passage"',
     "can_be_guessed": "the answer is yes, no or in the question",
     "alike": "a question before it asks the same",
     "known": "it is answered without a search",

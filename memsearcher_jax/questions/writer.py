@@ -24,7 +24,7 @@ from memsearcher_jax.types import Completion, Passage, Prompt, TextSpan
 WRITE = """You write questions for an exam in which the examinee searches a library and sees no text at first.
 Reply with one JSON object: {"question": "...", "answer": "..."}.
 The answer is a name, a number, a date or another short phrase, copied from the passages.
-The question can be understood alone: name what it is about, and never speak of a passage, text or document.
+The question can be understood alone: name what it is about, and never mention a passage, text or document.
 It has one answer, and somebody who has not read the passages does not know it."""
 WRITE_ONE = "Write one question that this passage answers."
 WRITE_SEVERAL = """Write one question that needs all {count} passages. Each passage leads to the next one by a name:

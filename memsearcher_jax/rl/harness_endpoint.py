@@ -124,7 +124,7 @@ class EndedHarness:
 
 
 Events = queue.SimpleQueue[HarnessGeneration | EndedHarness]
-"""What the endpoint tells the driver."""
+"""What the endpoint sends to the driver."""
 
 
 class Endpoint:
@@ -272,7 +272,7 @@ class Endpoint:
         if session is None:
             raise HTTPException(401, "the API key names no trajectory: use the one that the harness was given")
         if session.is_ended:
-            raise HTTPException(410, "the trajectory has ended: the harness returned, and asks on")
+            raise HTTPException(410, "the trajectory has ended: the harness had returned before this request")
         return session
 
     def _params(self, body: HarnessRequest) -> SamplingParams:
