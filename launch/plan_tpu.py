@@ -117,7 +117,7 @@ def main(argv: Sequence[str]) -> None:
                     result = plan_fastest(config, flags, planner)
                 else:
                     result = plan_run(config, flags, planner)
-            except KernelError as error:
+            except (KernelError, tpu_plan.CompilerError) as error:
                 raise ValueError(str(error)) from error
     outputs.write_json(flags.json, result)
     if not result["fits"]:

@@ -22,7 +22,7 @@ from memsearcher_jax.config import RunConfig
 from memsearcher_jax.hosts.meshes import Meshes
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import ModelConfig
-from memsearcher_jax.ops.kernel_errors import way_around_kernels
+from memsearcher_jax.ops.kernel_errors import is_of_kernel, way_around_kernels
 from memsearcher_jax.planning.hlo import Work, count_work
 from memsearcher_jax.planning.roofline import CHIPS, GIB, GPUS, Topology, scoring_passes
 from memsearcher_jax.runs.load_weights import teacher_model
@@ -35,6 +35,7 @@ from memsearcher_jax.training.trainer import update_program
 
 HOST_CHIPS = {"1x1": (1, 1, 1), "1x1x1": (1, 1, 1), "2x4": (2, 4, 1)}  # along each axis; other hosts have 2 x 2
 COMPILER_OPTIONS = {"v4": {"chip_config_name": "megacore"}}  # by default a chip would be two devices
+MESSAGE_CHARACTERS = 300  # of the compiler
 Notify = Callable[[str], object]  # gets the program that begins to compile
 
 
@@ -45,6 +46,10 @@ class DoesNotFitError(Exception):
         """`needed_bytes`: at least so many of a device."""
         super().__init__(reason)
         self.needed_bytes = needed_bytes
+
+
+class CompilerError(RuntimeError):
+    """The compiler failed for another reason than memory or a kernel. The message is one line."""
 
 
 @dataclass(frozen=True)
@@ -207,16 +212,21 @@ def _compile(
     """Compiles a program.
 
     `others`: bytes that the run keeps allocated meanwhile, besides the arguments. `attention`: the setting that chooses
-    its kernels. `phase`: by default the name. Raises DoesNotFitError and KernelError.
+    its kernels. `phase`: by default the name. Raises DoesNotFitError, KernelError and CompilerError.
     """
     with way_around_kernels(attention):
         try:
             compiled = lowered.compile()
         except jax.errors.JaxRuntimeError as error:
             first_line = str(error).splitlines()[0]  # the others list what is allocated, kernels among it
-            if "RESOURCE_EXHAUSTED" not in first_line or "vmem" in first_line:
+            if "RESOURCE_EXHAUSTED" in first_line and "vmem" not in first_line:
+                raise _does_not_fit(name, first_line) from error
+            if is_of_kernel(error):
                 raise
-            raise _does_not_fit(name, first_line) from error
+            raise CompilerError(
+                f"the TPU compiler failed on the program {name!r}: choose another --mesh or --model.remat "
+                f"({first_line[:MESSAGE_CHARACTERS]})"
+            ) from error
     text = None
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # not every compiler writes every program as text
         text = compiled.as_text()

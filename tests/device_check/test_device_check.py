@@ -15,6 +15,7 @@ from memsearcher_jax.planning.roofline import CHIPS
 from tests.support import NANO
 
 
+@pytest.mark.slow
 def test_sampler_and_trainer_are_compared_and_timed():
     rows = list(speed_rows(replace(NANO, layers=1), jax.devices()[0], Scale.of(small=True)))
     assert [row.name for row in rows] == ["sampler against trainer", "decode", "prefill", "update"]

@@ -21,6 +21,7 @@ def failed(kernels):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_right_kernels_pass():
     names, rows = failed(Kernels())
     assert names == set(), [row for row in rows if not row.passed]

@@ -39,7 +39,7 @@ def test_two_calls_in_flight_draw_the_same_tokens(params, engine, compilations, 
     assert stats.generated_tokens == sum(int(np.sum(recorded.sampled)) for recorded in theirs.values())
 
 
-@pytest.mark.parametrize("engine_per_replica", [False, True])
+@pytest.mark.parametrize("engine_per_replica", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_on_several_devices(params, engine, compilations, engine_per_replica, nano, fresh_programs):
     mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=1, tensor=2), jax.devices()[:4])
     placed = jax.device_put(params, sharding.param_shardings(NANO, mesh))

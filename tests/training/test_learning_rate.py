@@ -125,7 +125,7 @@ def test_a_training_step_at_a_rate_of_zero_is_reported(nano):
         trainer.step(SimpleNamespace(params={}), nano.examples, np.random.default_rng(0), print, 130)
 
 
-@pytest.mark.parametrize("unit", ["steps", "updates"])
+@pytest.mark.parametrize("unit", ["steps", pytest.param("updates", marks=pytest.mark.slow)])
 def test_the_rate_rises_decays_to_zero_and_is_taken_by_the_update(nano, unit):
     config = replace(nano.training, learning_rate=1.0, warmup_steps=f"2 {unit}", decay_steps=f"4 {unit}")
     numbers = {"steps": lambda i: (99, i), "updates": lambda i: (i, 99)}[unit]

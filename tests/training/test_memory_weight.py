@@ -72,6 +72,7 @@ def only(drawn, kind):
     return chosen
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_actions_plus_the_weighted_one_of_memories():
     drawn = examples()
     parts = {kind: step(only(drawn, kind))[0]["policy_loss"] for kind in ("actions", "memories")}

@@ -95,6 +95,7 @@ def check_sharing(nano, *mesh, **changes):
     assert_same(one, step(nano, separate, nano.mesh()), 1e-5)
 
 
+@pytest.mark.slow
 def test_sharing_on_eight_devices(nano):
     check_sharing(nano, 2, 2, 2, grad_accum_steps=2)
 

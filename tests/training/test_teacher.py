@@ -91,7 +91,10 @@ def expected(examples, weights, own, coefficient=1.0, on="all"):
 
 @pytest.mark.parametrize(
     ("objective", "teacher"),
-    [("distill", TeacherConfig("big")), ("grpo+distill", TeacherConfig("big", on="wrong", coefficient=0.5))],
+    [
+        pytest.param("distill", TeacherConfig("big"), marks=pytest.mark.slow),
+        ("grpo+distill", TeacherConfig("big", on="wrong", coefficient=0.5)),
+    ],
 )
 def test_advantages_are_the_reverse_divergence_from_the_teacher(examples, objective, teacher):
     """A teacher of another size and a larger table. Contexts share their beginning in a row."""
@@ -108,7 +111,10 @@ def test_advantages_are_the_reverse_divergence_from_the_teacher(examples, object
 
 @pytest.mark.parametrize(
     ("objective", "teacher"),
-    [("distill", TeacherConfig("big", top_k=3)), ("grpo+distill", TeacherConfig("big", top_k=3, on="wrong"))],
+    [
+        pytest.param("distill", TeacherConfig("big", top_k=3), marks=pytest.mark.slow),
+        ("grpo+distill", TeacherConfig("big", top_k=3, on="wrong")),
+    ],
 )
 def test_the_forward_divergence_over_the_most_likely_tokens_is_a_loss(examples, objective, teacher):
     model = replace(BIGGER, vocab_size=NANO.vocab_size)
