@@ -13,8 +13,8 @@ from memsearcher_jax.planning.roofline import Topology, Workload
 if TYPE_CHECKING:
     from memsearcher_jax.planning.tpu_plan import ResidentMemory
 
-# GB of memory of a TPU VM by its chips. v5e and v6e: docs.cloud.google.com/tpu/docs (VM types; 172 or 176 GB for one
-# chip of v6e). v4, v5p and tpu7x: as others report them, not compared with a page of Google.
+# GB of memory of a TPU VM by its chips, of docs.cloud.google.com/tpu/docs: VM types of v5e and v6e (172 or 176 for one
+# chip of v6e), and the page of TPU7x for v5p and tpu7x. v4: as others report it, not compared with a page of Google.
 VM_MEMORY_GB = {
     "v4": {4: 407},
     "v5e": {1: 48, 4: 192, 8: 384},
