@@ -10,6 +10,7 @@ weights by those of values, so that no page is converted to another scale.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +37,9 @@ BLOCK_ENTRIES = 512
 
 QUERY_BYTES = 16 << 10
 """Memory of a core for one query of a kv head, with its scores of a block; compiled programs need 9 to 10 KB."""
+
+APPEND_SHARE = 3 / 4
+"""The most of a core's memory that an append takes for one page and the tokens of one chunk, of several layers."""
 
 LANES = 128
 """If the last dimension of an array is smaller, the compiler stores another dimension last, to avoid padding."""
@@ -434,13 +438,18 @@ def append_to_pages(
     are appended one after the other, so that several may share a page. Values must be finite, and so must the keys of a
     token, unless all are NaN.
     """
+    L = new[0].shape[0]
     A = new[0].shape[1]
     H = new[0].shape[4]
     # With 2 as the last dimension the compiler would pad each pair of scales to a whole row of lanes.
     new = (*new[:2], *(jnp.swapaxes(x_LAKW2, 3, 4) for x_LAKW2 in new[2:]))
     stored = [pools[0], _as_stored(pools[1], H), *pools[2:]]
     scalars = (page_table_AI.reshape(-1), start_A, added_A)
-    chunk_specs = [pl.BlockSpec((x.shape[0], None, *x.shape[2:]), lambda chunk, *_: (0, chunk, 0, 0, 0)) for x in new]
+    parts = _layer_parts(stored, new)
+    layers = L // parts
+    chunk_specs = [
+        pl.BlockSpec((layers, None, *x.shape[2:]), lambda chunk, part, *_: (part, chunk, 0, 0, 0)) for x in new
+    ]
     # The pools are results, too: each result aliases its argument.
     pool_specs = [HBM for _ in stored]
     first_pool = len(scalars) + len(new)
@@ -449,19 +458,39 @@ def append_to_pages(
         out_shape=[[jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in stored]],
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
-            grid=(A,),
+            grid=(A, parts),
             in_specs=[chunk_specs, pool_specs],
             out_specs=[pool_specs],
             scratch_shapes=[
-                [pltpu.VMEM((pool.shape[0], *pool.shape[2:]), pool.dtype) for pool in stored],
+                [pltpu.VMEM((layers, *pool.shape[2:]), pool.dtype) for pool in stored],
                 pltpu.SemaphoreType.DMA((len(stored),)),
             ],
         ),
         input_output_aliases={first_pool + i: i for i in range(len(stored))},
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=vmem_bytes()),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("arbitrary", "arbitrary"), vmem_limit_bytes=vmem_bytes()
+        ),
         name="append_to_pages",
     )(*scalars, list(new), stored)[0]
     return k_LPKHE, _as_stored(v_LPK, H), *scales
+
+
+def _layer_parts(pools: Sequence[Array], new: Sequence[Array]) -> int:
+    """The fewest equal parts of the layers of which each fits a core, with one page and the tokens of one chunk."""
+    L = new[0].shape[0]
+    page_bytes = sum(_tiled_bytes(pool.shape[2:], pool.dtype) for pool in pools)
+    token_bytes = sum(_tiled_bytes(x.shape[2:], x.dtype) for x in new)
+    layer_bytes = page_bytes + 2 * token_bytes  # the next chunk's tokens are copied meanwhile
+    most_layers = APPEND_SHARE * vmem_bytes() // layer_bytes
+    return next((parts for parts in range(1, L) if L % parts == 0 and L // parts <= most_layers), L)
+
+
+def _tiled_bytes(shape: Sequence[int], dtype: Any) -> int:
+    """Bytes of an array in the memory of a core, whose last two dimensions are padded to whole tiles."""
+    *rest, rows, lanes = shape
+    itemsize = jnp.dtype(dtype).itemsize
+    tile_rows = 32 // itemsize
+    return math.prod(rest) * (pl.cdiv(rows, tile_rows) * tile_rows) * (pl.cdiv(lanes, LANES) * LANES) * itemsize
 
 
 def _append_kernel(
@@ -471,24 +500,25 @@ def _append_kernel(
     new: Sequence[Any],
     _: Sequence[Any],
     pools: Sequence[Any],  # values [E, H] or [H, E], see `_as_stored`
-    pages: Sequence[Any],  # for each pool, one page of all layers
+    pages: Sequence[Any],  # for each pool, one page of these layers
     copied: Any,
     *,
     context_pages: int,
 ):
-    """Appends one chunk: each page that it reaches is copied from HBM, changed, and copied back."""
+    """Appends one chunk in a part of the layers: each page that it reaches is copied from HBM, changed, copied back."""
     W = new[0].shape[2]
-    L = new[0].shape[0]
+    layers = new[0].shape[0]
     E = pages[0].shape[3]
     head_size = new[0].shape[3]
     chunk = pl.program_id(0)
+    first_layer = pl.program_id(1) * layers
     start = start_A[chunk]
     added = added_A[chunk]
     first = start // E
 
     def write_page(reached: Any, _: None) -> None:
         page = page_table[chunk * context_pages + first + reached]
-        in_pools = [pool.at[:, page] for pool in pools]
+        in_pools = [pool.at[pl.ds(first_layer, layers), page] for pool in pools]
         placement = _Placement(tokens=W, entries=E, offset=start - (first + reached) * E, added=added)
         _copy_all(in_pools, pages, copied)
 
@@ -506,7 +536,7 @@ def _append_kernel(
             for new_LK2W, scale_LK2E in zip(new[2:], scales_LK2E, strict=True):
                 scale_LK2E[layer] = placement.of_scales(new_LK2W[layer], scale_LK2E[layer])
 
-        jax.lax.fori_loop(0, L, write_layer, None)
+        jax.lax.fori_loop(0, layers, write_layer, None)
         _copy_all(pages, in_pools, copied)
 
     reach = jnp.where(added > 0, (start + added - 1) // E - first + 1, 0)

@@ -180,6 +180,32 @@ def test_chunks_are_appended_exactly_and_nothing_else_changes(K, H, W, starts, a
         np.testing.assert_array_equal(appended, expected)
 
 
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.usefixtures("interpreted")
+def test_layers_that_a_core_does_not_hold_together_are_appended_in_parts(int8, random, monkeypatch):
+    monkeypatch.setattr(kernels, "APPEND_SHARE", 0)
+    grids = []
+    call = kernels.pl.pallas_call
+    monkeypatch.setattr(
+        kernels.pl,
+        "pallas_call",
+        lambda *arguments, grid_spec, **rest: (
+            grids.append(grid_spec.grid) or call(*arguments, grid_spec=grid_spec, **rest)
+        ),
+    )
+    test_chunks_are_appended_exactly_and_nothing_else_changes(2, 16, 6, (0, 6, 13, 5), (6, 5, 6, 0), int8, random)
+    assert grids == [(4, LAYERS)]
+
+
+@pytest.mark.parametrize(("megabytes", "parts"), [(64, 1), (16, 2), (4, 7)])
+def test_layers_are_appended_in_the_fewest_parts_that_fit_a_core(megabytes, parts, monkeypatch):
+    """Of Qwen3-0.6B; a core of a v4 has 16 MiB."""
+    monkeypatch.setattr(kernels, "vmem_bytes", lambda: megabytes << 20)
+    pool = jax.ShapeDtypeStruct((28, 64, 8, 128, 128), jnp.bfloat16)
+    new = jax.ShapeDtypeStruct((28, 8, 8, 16, 128), jnp.bfloat16)
+    assert kernels._layer_parts([pool, pool], [new, new]) == parts
+
+
 SHAPES = {  # kv heads, queries of each, head size, layers: of one device
     "7B, tensor 4": (1, 7, 128, 28),
     "7B, tensor 2": (2, 7, 128, 28),
@@ -188,6 +214,7 @@ SHAPES = {  # kv heads, queries of each, head size, layers: of one device
     "3B": (2, 8, 128, 36),
     "0.5B, tensor 2": (1, 7, 64, 24),
     "0.5B": (2, 7, 64, 24),
+    "Qwen3-0.6B": (8, 2, 128, 28),
 }
 
 
@@ -197,7 +224,7 @@ SHAPES = {  # kv heads, queries of each, head size, layers: of one device
     [*((shape, "v5e:2x2", dtype) for shape in SHAPES for dtype in ("bfloat16", "int8"))]
     + [
         (shape, topology, dtype)
-        for shape in ("7B", "0.5B")
+        for shape in ("7B", "0.5B", "Qwen3-0.6B")
         for topology in ("v4:2x2x1", "v6e:2x2", "v5p:2x2x1", "tpu7x:2x2x1")
         for dtype in ("bfloat16", "int8")
     ],
