@@ -193,7 +193,8 @@ def test_layers_that_a_core_does_not_hold_together_are_appended_in_parts(int8, r
             grids.append(grid_spec.grid) or call(*arguments, grid_spec=grid_spec, **rest)
         ),
     )
-    test_chunks_are_appended_exactly_and_nothing_else_changes(2, 16, 6, (0, 6, 13, 5), (6, 5, 6, 0), int8, random)
+    heads = 3  # as no other test has: what was traced for the same shapes would be used again
+    test_chunks_are_appended_exactly_and_nothing_else_changes(heads, 16, 6, (0, 6, 13, 5), (6, 5, 6, 0), int8, random)
     assert grids == [(4, LAYERS)]
 
 
