@@ -68,6 +68,14 @@ def _no_compilation_cache():
 
 
 @pytest.fixture
+def tpu_compiler(monkeypatch):
+    """The compiler for TPUs, beside other processes that use it and without a look for chips."""
+    pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+
+
+@pytest.fixture
 def fast_compile(monkeypatch):
     """Few XLA optimisations in the processes that a test starts, also for slow tests."""
     import jax

@@ -13,9 +13,10 @@ import numpy as np
 from memsearcher_jax.device_check.rows import Row
 from memsearcher_jax.model import kv_cache
 from memsearcher_jax.model.config import ModelConfig
-from memsearcher_jax.ops import paged_attention as paged
+from memsearcher_jax.ops.append_to_pages import append_to_pages
 from memsearcher_jax.ops.attention import OnlineSoftmax, Visible, normalize, packed_attention
 from memsearcher_jax.ops.axes import as_bits
+from memsearcher_jax.ops.paged_attention import paged_attention
 from memsearcher_jax.ops.quantization import quantize
 from memsearcher_jax.ops.splash_attention import splash_attention
 from memsearcher_jax.sampling import draw_kernel, logits
@@ -35,8 +36,8 @@ class Kernels:
     """The kernels of a TPU; a test gives wrong ones."""
 
     packed_attention: Callable[..., Any] = splash_attention
-    paged_attention: Callable[..., Any] = paged.paged_attention
-    append_to_pages: Callable[..., Any] = paged.append_to_pages
+    paged_attention: Callable[..., Any] = paged_attention
+    append_to_pages: Callable[..., Any] = append_to_pages
     draw: Callable[..., Any] = draw_kernel.draw
 
 

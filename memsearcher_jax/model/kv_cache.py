@@ -25,7 +25,8 @@ from jax import Array
 
 from memsearcher_jax.model.config import Attention, ModelConfig
 from memsearcher_jax.model.rope import apply_rope
-from memsearcher_jax.ops import paged_attention as tpu_kernels
+from memsearcher_jax.ops import append_to_pages as append_kernel
+from memsearcher_jax.ops import paged_attention as attention_kernels
 from memsearcher_jax.ops.attention import (
     OnlineSoftmax,
     combine,
@@ -49,8 +50,15 @@ Rotation = tuple[Array, Array]
 KVSource = Callable[[Array], OnlineSoftmax]
 """q_BKQTH -> attention over keys and values held elsewhere, such as in a cache; a query may see none of them."""
 
-KERNELS = {"tpu": tpu_kernels}
-"""Platform -> its `paged_attention` and `append_to_pages`; the others have those of this file."""
+
+class PageKernels(NamedTuple):
+    """What reads and fills the pages, as the functions of this file do on platforms without kernels."""
+
+    paged_attention: Callable[..., OnlineSoftmax]
+    append_to_pages: Callable[..., tuple[Array, ...]]
+
+
+PAGE_KERNELS = {"tpu": PageKernels(attention_kernels.paged_attention, append_kernel.append_to_pages)}
 
 
 class SegmentKernel(NamedTuple):
@@ -192,7 +200,7 @@ class CacheView:
             pools: tuple[Array, ...], new: tuple[Array, ...], table_AI: Array, start_A: Array, added_A: Array
         ) -> tuple[Array, ...]:
             chunked = tuple(_chunks(x, 1, 3, len(table_AI)) for x in new)
-            kernels = KERNELS.get(self.platform)
+            kernels = PAGE_KERNELS.get(self.platform)
             append = kernels.append_to_pages if kernels else append_to_pages
             return append(pools, chunked, table_AI, start_A, added_A)
 
@@ -211,7 +219,7 @@ class CacheView:
         def attend(q_BKQTH: Array, layer: Array, table_AI: Array, chunks: _Chunks, pools: Any) -> OnlineSoftmax:
             rows = len(q_BKQTH)
             q_AKQWH = _chunks(q_BKQTH, 0, 3, len(table_AI))
-            if kernels := KERNELS.get(self.platform):
+            if kernels := PAGE_KERNELS.get(self.platform):
                 softmax = kernels.paged_attention(q_AKQWH, pools, layer, table_AI, chunks.length_A)
                 return OnlineSoftmax(*(_rows(x_AKQW, rows) for x_AKQW in softmax))
             order_A = chunks.order_A
@@ -293,7 +301,7 @@ class DecodeCache:
             q_BNTH: Array, new: NewTokens, used: Array, pools: Any, entries: CachedEntries
         ) -> tuple[Array, Array, Array]:
             q_BKQTH = group_heads(q_BNTH, new.k_AK1H)
-            out_BKQTH, k_BKTH, v_BKTH = tpu_kernels.decode_attention(q_BKQTH, new, used, pools, entries)
+            out_BKQTH, k_BKTH, v_BKTH = attention_kernels.decode_attention(q_BKQTH, new, used, pools, entries)
             return out_BKQTH.reshape(q_BNTH.shape), k_BKTH, v_BKTH
 
         pools = tuple(jax.tree.leaves(self.view.cache))

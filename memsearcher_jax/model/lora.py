@@ -53,7 +53,7 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 """Settings of adapter_config.json -> the values that `read_adapters` accepts, by default the first."""
 READ = {"r", "lora_alpha", "use_rslora"}
-TOLD_BY_NAMES = {"target_modules", "exclude_modules", "layers_pattern"}
+IMPLIED_BY_NAMES = {"target_modules", "exclude_modules", "layers_pattern"}
 """Settings that follow from the names of the tensors."""
 HARMLESS = {
     "auto_mapping",
@@ -151,7 +151,7 @@ def read_adapters(directory: str | Path, config: ModelConfig) -> tuple[ModelConf
     for name, accepted in SUPPORTED.items():
         if settings.get(name, accepted[0]) not in accepted:
             raise ValueError(f"{path}: {name} is {settings[name]!r}, only {accepted[0]!r} is supported")
-    if unknown := sorted(settings.keys() - SUPPORTED.keys() - READ - TOLD_BY_NAMES - HARMLESS):
+    if unknown := sorted(settings.keys() - SUPPORTED.keys() - READ - IMPLIED_BY_NAMES - HARMLESS):
         raise ValueError(f"{path}: {unknown[0]} is not known: remove it there if the adapters do not depend on it")
     rank = settings.get("r")
     alpha = settings.get("lora_alpha")

@@ -224,8 +224,8 @@ def _compile(
             if is_of_kernel(error):
                 raise
             raise CompilerError(
-                f"the TPU compiler failed on the program {name!r}: choose another --mesh or --model.remat "
-                f"({first_line[:MESSAGE_CHARACTERS]})"
+                f"the TPU compiler failed on the program {name!r}: try another mesh.tensor, sampling.tensor or "
+                f"model.remat ({first_line[:MESSAGE_CHARACTERS]})"
             ) from error
     text = None
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # not every compiler writes every program as text

@@ -6,6 +6,7 @@ import pytest
 from jax.experimental.pallas import tpu
 
 from memsearcher_jax.device_check.kernels import Kernels, Sizes, kernel_rows
+from memsearcher_jax.ops import append_to_pages as appending
 from memsearcher_jax.ops import paged_attention as paged
 from memsearcher_jax.ops.splash_attention import splash_attention
 from memsearcher_jax.sampling import draw_kernel
@@ -32,7 +33,7 @@ def forgets_its_last_entry(q_AKQWH, pools, layer, page_table_AI, length_A):
 
 
 def one_page_late(pools, new, page_table_AI, start_A, added_A):
-    return paged.append_to_pages(pools, new, page_table_AI, start_A + 1, added_A)
+    return appending.append_to_pages(pools, new, page_table_AI, start_A + 1, added_A)
 
 
 def sees_the_next_token(q_BNTH, k_BKTH, v_BKTH, visible):

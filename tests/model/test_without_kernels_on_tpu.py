@@ -21,10 +21,7 @@ KERNEL = "tpu_custom_call"
 
 
 @pytest.fixture
-def devices(monkeypatch):
-    pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
-    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
-    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+def devices(tpu_compiler):
     return topologies.get_topology_desc("v5e:2x2", platform="tpu").devices
 
 

@@ -12,11 +12,8 @@ pytestmark = pytest.mark.tpu_compile
 
 
 @pytest.mark.parametrize("generation", ["v5e", "v6e"])
-def test_training_attention_needs_no_memory_for_scores_or_masks(generation, monkeypatch):
+def test_training_attention_needs_no_memory_for_scores_or_masks(generation, tpu_compiler):
     """Forward and backward of one row: the outputs and the parts of dq, as without a shared prefix."""
-    pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
-    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
-    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     device = topologies.get_topology_desc(f"{generation}:2x2", platform="tpu").devices[0]
     sharding = jax.sharding.SingleDeviceSharding(device)
     row = [((1, n, 8_192, 128), jnp.bfloat16) for n in (28, 4, 4)] + [((1, 8_192), jnp.int32), ((1,), jnp.int32)]

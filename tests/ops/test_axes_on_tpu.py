@@ -18,11 +18,8 @@ EMBED = 1_024
 
 
 @pytest.fixture
-def compiled_texts(monkeypatch):
+def compiled_texts(tpu_compiler):
     """(topology, shape of its mesh, columns of a table) -> the compiled text of its use, and that of its gradient."""
-    pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
-    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
-    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
     def compile_texts(topology, mesh_shape, columns):
         mesh = sharding.make_mesh(MeshConfig(*mesh_shape), find_topology(topology).devices)

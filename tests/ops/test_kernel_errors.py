@@ -24,10 +24,7 @@ def test_other_errors_pass():
 
 
 @pytest.mark.tpu_compile
-def test_a_kernel_that_exceeds_the_memory_of_a_core_is_recognised(monkeypatch):
-    pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
-    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
-    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+def test_a_kernel_that_exceeds_the_memory_of_a_core_is_recognised(tpu_compiler):
     device = topologies.get_topology_desc("v5e:2x2", platform="tpu").devices[0]
     x = jax.ShapeDtypeStruct((1 << 13, 1 << 13), jnp.float32, sharding=jax.sharding.SingleDeviceSharding(device))
 

@@ -8,6 +8,7 @@ import pytest
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import MeshConfig
 from memsearcher_jax.model.rope import apply_rope, rope_rotation
+from memsearcher_jax.ops import append_to_pages as appending
 from memsearcher_jax.ops import paged_attention as kernels
 from memsearcher_jax.ops.attention import combine, normalize, partial_attention
 from memsearcher_jax.ops.quantization import quantize, rounded
@@ -175,7 +176,7 @@ def test_chunks_are_appended_exactly_and_nothing_else_changes(K, H, W, starts, a
             v_LPKEH[:, table_AI[chunk, page], :, entry] = new[1][:, chunk, :, token]
             for scale_LPK2E in scales:
                 scale_LPK2E[:, table_AI[chunk, page], :, :, entry] = new[2][:, chunk, :, token]
-    result = jax.jit(kernels.append_to_pages)(pool, new, table_AI, np.array(starts), np.array(added))
+    result = jax.jit(appending.append_to_pages)(pool, new, table_AI, np.array(starts), np.array(added))
     for appended, expected in zip(result, (k_LPKHE, v_LPKEH, *scales), strict=True):
         np.testing.assert_array_equal(appended, expected)
 
@@ -183,11 +184,11 @@ def test_chunks_are_appended_exactly_and_nothing_else_changes(K, H, W, starts, a
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.usefixtures("interpreted")
 def test_layers_that_a_core_does_not_hold_together_are_appended_in_parts(int8, random, monkeypatch):
-    monkeypatch.setattr(kernels, "APPEND_SHARE", 0)
+    monkeypatch.setattr(appending, "APPEND_SHARE", 0)
     grids = []
-    call = kernels.pl.pallas_call
+    call = appending.pl.pallas_call
     monkeypatch.setattr(
-        kernels.pl,
+        appending.pl,
         "pallas_call",
         lambda *arguments, grid_spec, **rest: (
             grids.append(grid_spec.grid) or call(*arguments, grid_spec=grid_spec, **rest)
@@ -201,10 +202,10 @@ def test_layers_that_a_core_does_not_hold_together_are_appended_in_parts(int8, r
 @pytest.mark.parametrize(("megabytes", "parts"), [(64, 1), (16, 2), (4, 7)])
 def test_layers_are_appended_in_the_fewest_parts_that_fit_a_core(megabytes, parts, monkeypatch):
     """Of Qwen3-0.6B; a core of a v4 has 16 MiB."""
-    monkeypatch.setattr(kernels, "vmem_bytes", lambda: megabytes << 20)
+    monkeypatch.setattr(appending, "vmem_bytes", lambda: megabytes << 20)
     pool = jax.ShapeDtypeStruct((28, 64, 8, 128, 128), jnp.bfloat16)
     new = jax.ShapeDtypeStruct((28, 8, 8, 16, 128), jnp.bfloat16)
-    assert kernels._layer_parts([pool, pool], [new, new]) == parts
+    assert appending._layer_parts([pool, pool], [new, new]) == parts
 
 
 SHAPES = {  # kv heads, queries of each, head size, layers: of one device
@@ -230,10 +231,7 @@ SHAPES = {  # kv heads, queries of each, head size, layers: of one device
         for dtype in ("bfloat16", "int8")
     ],
 )
-def test_the_kernels_compile_for_every_tpu_and_copy_no_pool(shape, topology, dtype, monkeypatch):
-    pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
-    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
-    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+def test_the_kernels_compile_for_every_tpu_and_copy_no_pool(shape, topology, dtype, tpu_compiler):
     mesh = sharding.make_mesh(MeshConfig(1, 1, -1), find_topology(topology).devices)
     (K, Q, H, L), E, context_pages, P, J = SHAPES[shape], 128, 64, 1_024, 32
 
@@ -246,7 +244,7 @@ def test_the_kernels_compile_for_every_tpu_and_copy_no_pool(shape, topology, dty
         tokens = kernels.NewTokens(*rotation, *own, *buffer)
         entries = kernels.CachedEntries(layer, table, start_A)
         decode = kernels.decode_attention(q_AKQWH, tokens, layer, pools, entries)
-        return kernels.append_to_pages(pools, new, table, start_A, start_A), prefill, decode
+        return appending.append_to_pages(pools, new, table, start_A, start_A), prefill, decode
 
     A, int32, stored = 64, jnp.int32, jnp.dtype(dtype)
     pools = [array(L, P, K, H, E, dtype=stored), array(L, P, K, E, H, dtype=stored)]

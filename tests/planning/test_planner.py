@@ -111,6 +111,8 @@ def test_a_kernel_that_does_not_compile_names_its_setting_and_a_full_device_does
     with pytest.raises(DoesNotFitError, match=r"update: Ran out of memory .* \(21\.47 GB\) exceeds") as found:
         tpu_plan._compile("update", _Lowered(f"{line}\ntpu_custom_call"), 0, "model.attention")
     assert found.value.needed_bytes == 20 * 2**30
-    message = r"^the TPU compiler failed on the program 'update': choose .* \(INTERNAL: something else\)$"
+    message = (
+        r"^the TPU compiler failed on the program 'update': try another mesh.tensor, .* \(INTERNAL: something else\)$"
+    )
     with pytest.raises(tpu_plan.CompilerError, match=message):
         tpu_plan._compile("update", _Lowered("INTERNAL: something else\nat a place"), 0, "model.attention")

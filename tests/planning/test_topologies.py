@@ -31,10 +31,7 @@ def test_slices_without_a_known_network_are_refused(name, reason):
 
 
 @pytest.mark.tpu_compile
-def test_two_slices_have_the_devices_of_both(monkeypatch):
-    pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
-    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
-    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+def test_two_slices_have_the_devices_of_both(tpu_compiler):
     topology = find_topology("v5e:2x4", slices=2)
     assert (len(topology.devices), topology.hosts) == (16, 2)
     check_slices(MeshConfig(2, -1, 1), topology.devices)
@@ -58,11 +55,8 @@ def test_two_slices_have_the_devices_of_both(monkeypatch):
         "tpu7x:2x2x2",
     ],
 )
-def test_a_slice_has_the_hosts_and_devices_of_the_cloud(name, monkeypatch):
+def test_a_slice_has_the_hosts_and_devices_of_the_cloud(name, tpu_compiler):
     """A chip of v4 is one device, one of tpu7x is two."""
-    pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
-    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
-    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     topology = find_topology(name)
     tpu_slice = find_slice(name)
     assert topology.hosts == tpu_slice.hosts

@@ -25,11 +25,8 @@ MODELS = {
 
 
 @pytest.fixture
-def lower(monkeypatch):
+def lower(tpu_compiler):
     """(model, settings, topology) -> (name, lowered program) of the sampler of a host."""
-    pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
-    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
-    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
     def lower(model, settings, topology):
         devices = topologies.get_topology_desc(topology, platform="tpu").devices

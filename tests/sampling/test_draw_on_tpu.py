@@ -16,11 +16,8 @@ pytestmark = pytest.mark.tpu_compile
 
 @pytest.mark.parametrize("vocab_size", [151_936, 152_064])
 @pytest.mark.parametrize("topology", ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"])
-def test_a_vocabulary_fits_a_core(topology, vocab_size, monkeypatch):
+def test_a_vocabulary_fits_a_core(topology, vocab_size, tpu_compiler):
     """A core of v4 has 16 MiB, in which the next rows find no room while one is drawn; the others hold both."""
-    pytest.importorskip("libtpu", reason="no TPU compiler: install the extra 'tpu'")
-    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
-    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     mesh = sharding.make_mesh(MeshConfig(1, 1, -1), find_topology(topology).devices)
     array = partial(jax.ShapeDtypeStruct, sharding=sharding.named_sharding(mesh, ()))
     slots = array((64,), jnp.float32)
