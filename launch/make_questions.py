@@ -24,6 +24,7 @@ from rich.console import Console
 from memsearcher_jax.jsonl import encode_line
 from memsearcher_jax.launch import cli, outputs
 from memsearcher_jax.logs.atomic_write import atomic_write
+from memsearcher_jax.logs.metric_names import MetricName
 from memsearcher_jax.logs.progress import Progress, announced
 from memsearcher_jax.questions.config import WriterConfig
 from memsearcher_jax.questions.evidence import SPLITS, CorpusPassage, candidates
@@ -131,20 +132,17 @@ def make(flags: MakeQuestions, writer: Writer, examinee: Writer) -> dict[str, An
         build_index(RetrievalConfig(method="bm25"), flags.passages, index)
         searcher = open_searcher(RetrievalConfig(method="bm25", index=str(index)), index, ())
     maker = Maker(writer, examinee, searcher, flags.draws, batch=2 * flags.writer.max_concurrency)
-    begun = len(log.passed(struck))
-    wanted = flags.count + len(log.passed()) - begun
+    struck_count = len(log.passed()) - len(log.passed(struck))
+    max_candidates = flags.max_candidates or 5 * flags.count
     try:
-        with Progress("questions", flags.count, done=begun) as progress:
-            shown = begun
+        # Of candidates: their number is bounded, and nobody knows how many will pass.
+        with Progress("candidates", max_candidates) as progress:
 
-            def on_batch(passed: int) -> None:
-                nonlocal shown
-                now = passed - (wanted - flags.count)
-                progress.advance({}, by=now - shown)
-                shown = now
+            def on_batch(tried: int, passed: int) -> None:
+                progress.advance({MetricName.QUESTIONS: passed - struck_count}, by=tried)
 
             evidence = candidates(corpus, flags.hops, flags.seed)
-            maker.make(evidence, log, wanted, flags.max_candidates or 5 * flags.count, on_batch)
+            maker.make(evidence, log, flags.count + struck_count, max_candidates, on_batch)
     finally:
         result = write(flags, corpus, log, struck)
         tokens = writer.tokens + examinee.tokens

@@ -31,4 +31,5 @@ class MetricName(StrEnum):
     DEVICE_PEAK_GB = "device_peak_gb"  # peak of the same since the start
     HOST_PEAK_GB = "host_peak_gb"  # largest resident memory of the first host's process in a step; absent off Linux
     PASSAGES_PER_SECOND = "passages_per_second"  # encoded while an index is built
+    QUESTIONS = "questions"  # made of passages that passed all filters, those of earlier calls included
     LOGPROB_DIFF_MEAN = "logprob_diff_mean"  # mean |sampler - trainer| over the policy's tokens

@@ -27,6 +27,7 @@ DISPLAYED = {
     MetricName.TURNS: "turns {:.1f}",
     MetricName.TOKENS_PER_SECOND: "{:,.0f} tok/s",
     MetricName.PASSAGES_PER_SECOND: "{:,.0f} passages/s",
+    MetricName.QUESTIONS: "questions {:,.0f}",
 }
 
 

@@ -44,11 +44,12 @@ class Maker:
         log: Log,
         count: int,
         max_candidates: int,
-        on_batch: Callable[[int], None] = lambda passed: None,
+        on_batch: Callable[[int, int], None] = lambda tried, passed: None,
     ) -> None:
         """Append to the log until `count` questions passed, `max_candidates` were tried now, or evidence is used up.
 
-        Raises WriterDown if the service fails for a whole batch.
+        After each batch, `on_batch` gets the number of its candidates and of all that passed. Raises WriterDown if the
+        service fails for a whole batch.
         """
         earlier = [words_of(candidate.question, candidate.answer) for candidate in log.passed()]
         tried = 0
@@ -60,7 +61,7 @@ class Maker:
             tried += len(batch)
             finished = self._checked(batch, self._write(batch), earlier)
             log.add(finished)
-            on_batch(len(log.passed()))
+            on_batch(len(batch), len(log.passed()))
             failures = [candidate for candidate in finished if candidate.reason == "failed"]
             if len(failures) == len(finished):
                 raise WriterDown(f"{failures[0].detail}; the same command continues")

@@ -106,6 +106,17 @@ def test_each_filter_that_asks_the_writer_strikes(passages, service):
     assert {(1, ""), (3, "known")} <= reasons and (2, "") not in reasons and (3, "") not in reasons
 
 
+def test_progress_counts_candidates_so_that_it_ends_where_no_question_passes(passages, service, capsys):
+    writer, address = service
+    writer.write = lambda texts: {**writer.chain_question(texts), "question": "Which of the names is it?"}
+    run(passages, address, "--count", "8", "--max_candidates", "16")
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("candidates")]
+    assert [line.split("  ")[:2] for line in lines] == [
+        ["candidates 8/16", "questions 1"],
+        ["candidates 16/16", "questions 1"],
+    ]
+
+
 def test_questions_that_ask_the_same_are_struck_but_the_first(passages, service):
     writer, address = service
     writer.write = lambda texts: {**writer.chain_question(texts), "question": "Which of the names is it?"}
