@@ -16,7 +16,7 @@ from jax.stages import Wrapped
 
 from memsearcher_jax.model import qwen
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
-from memsearcher_jax.model.qwen import Params
+from memsearcher_jax.model.qwen import Params, ParamSpec
 from memsearcher_jax.ops.attention import Visible
 from memsearcher_jax.ops.axes import AXIS_RULES, MESH_AXES, Axes, partition_spec
 
@@ -98,28 +98,48 @@ def sampler_specs(config: ModelConfig, mesh: Mesh, dtype: str) -> Params:
     return qwen.publish(qwen.param_specs(config), config, mesh.devices.flat[0].platform, dtype)
 
 
-def publish(params: Params, config: ModelConfig, local: Mesh, dtype: str) -> Params:
+def publish(params: Params, config: ModelConfig, local: Mesh, dtype: str, *, owned: bool = False) -> Params:
     """A copy of `params`, which a mesh of all hosts shares, on this host's mesh `local`: for its sampler.
 
-    `dtype`: see `qwen.publish`. One jitted reshard, which all hosts must call together, with local meshes of one
-    shape.
+    `dtype`: see `qwen.publish`. `owned`: nobody else uses `params`, so they are copied only if the sampler reads them
+    in another form. One jitted reshard, which all hosts must call together, with local meshes of one shape.
     """
-    return on_submesh(publish_program(config, local, tuple(jax.devices()), dtype)(params), local)
+    devices = tuple(jax.devices())
+    if owned and is_published(params, config, local, devices, dtype):
+        return on_submesh(params, local)
+    return on_submesh(publish_program(config, local, devices, dtype)(params), local)
+
+
+def is_published(params: Params, config: ModelConfig, local: Mesh, devices: tuple[Device, ...], dtype: str) -> bool:
+    """Whether `params`, which may be abstract, have the types and shardings of the result of `publish_program`."""
+    mesh = _mesh_of_hosts(local, devices)
+    specs = sampler_specs(config, local, dtype)
+    if jax.tree.structure(params) != jax.tree.structure(specs):
+        return False
+
+    def is_same(array: Any, spec: ParamSpec) -> bool:
+        shardings_agree = array.sharding.is_equivalent_to(named_sharding(mesh, spec.axes), len(spec.shape))
+        return array.dtype == spec.dtype and shardings_agree
+
+    return all(jax.tree.leaves(jax.tree.map(is_same, params, specs)))
 
 
 @lru_cache(maxsize=8)
 def publish_program(config: ModelConfig, local: Mesh, devices: tuple[Device, ...], dtype: str) -> Wrapped:
     """(params) -> one full copy of the weights per host, each laid out and sharded as on `local`."""
-    names = ("host", *local.axis_names)
-    mesh = Mesh(
-        np.array(_by_host(devices)).reshape(-1, *local.devices.shape), names, axis_types=(AxisType.Auto,) * len(names)
-    )
-    # No spec names the host axis, so the weights are replicated over it.
+    mesh = _mesh_of_hosts(local, devices)
     shardings = jax.tree.map(lambda spec: named_sharding(mesh, spec.axes), sampler_specs(config, local, dtype))
     function = partial(
         _publish_one_after_another, config=config, mesh=mesh, platform=local.devices.flat[0].platform, dtype=dtype
     )
     return jax.jit(function, out_shardings=shardings)
+
+
+def _mesh_of_hosts(local: Mesh, devices: Sequence[Device]) -> Mesh:
+    """The meshes `local` of all hosts as one. No spec names its axis "host", over which the weights are replicated."""
+    names = ("host", *local.axis_names)
+    shape = (-1, *local.devices.shape)
+    return Mesh(np.array(_by_host(devices)).reshape(shape), names, axis_types=(AxisType.Auto,) * len(names))
 
 
 def _publish_one_after_another(params: Params, config: ModelConfig, mesh: Mesh, platform: str, dtype: str) -> Params:

@@ -20,7 +20,7 @@ from jax.stages import Lowered
 
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.hosts.meshes import Meshes
-from memsearcher_jax.model import qwen, sharding
+from memsearcher_jax.model import lora, qwen, sharding
 from memsearcher_jax.model.config import ModelConfig
 from memsearcher_jax.ops.kernel_errors import is_of_kernel, way_around_kernels
 from memsearcher_jax.planning.hlo import Work, count_work
@@ -31,7 +31,7 @@ from memsearcher_jax.training import update
 from memsearcher_jax.training.config import TrainingConfig, learning_rate_plan, with_plan
 from memsearcher_jax.training.logprobs import make_logprob_fn
 from memsearcher_jax.training.packing import PACKED_DTYPES, PackedBatch
-from memsearcher_jax.training.trainer import update_program
+from memsearcher_jax.training.trainer import merge_program, update_program
 
 HOST_CHIPS = {"1x1": (1, 1, 1), "1x1x1": (1, 1, 1), "2x4": (2, 4, 1)}  # along each axis; other hosts have 2 x 2
 COMPILER_OPTIONS = {"v4": {"chip_config_name": "megacore"}}  # by default a chip would be two devices
@@ -198,12 +198,19 @@ def sampling_programs(config: RunConfig, meshes: Meshes, notify: Notify, *, trai
     if not trains:
         return
     # The sampler has released its old weights and its slots.
-    weights = sharding.abstract_params(model, meshes.train, model.compute_dtype if model.lora_rank else None)
-    dtype = sampling.weights_dtype(model.compute_dtype)
-    program = sharding.publish_program(model, local, tuple(meshes.train.devices.flat), dtype)
-    own = 0 if model.lora_rank else _device_bytes(weights)  # LoRA merges a copy
     notify("compiling publish")
-    yield _compile("publish", program.lower(weights), memory.training - own, "model.attention")
+    devices = tuple(meshes.train.devices.flat)
+    dtype = sampling.weights_dtype(model.compute_dtype)
+    weights = sharding.abstract_params(model, meshes.train, model.compute_dtype if model.lora_rank else None)
+    if model.lora_rank and sharding.is_published(weights, model, local, devices, dtype):
+        # The sampler reads what the adapters are merged into.
+        adapters = sharding.abstract_arrays(lora.adapter_specs(model), meshes.train)
+        lowered = merge_program(model, meshes.train).lower(weights, adapters)
+        own = _device_bytes((weights, adapters))
+    else:
+        lowered = sharding.publish_program(model, local, devices, dtype).lower(weights)
+        own = 0 if model.lora_rank else _device_bytes(weights)  # LoRA merges a copy
+    yield _compile("publish", lowered, memory.training - own, "model.attention")
 
 
 def _compile(

@@ -291,7 +291,11 @@ def evaluation_agent(run: Run) -> Agent:
     return replace(run.agent, config=replace(run.config.agent, max_turns=run.config.evaluation.max_turns))
 
 
-def publish(run: Run, params: Params) -> Params:
-    """The weights on this host's sampling mesh, in the type of `sampling.weights`. Every host must call it."""
+def publish(run: Run, params: Params, *, owned: bool = False) -> Params:
+    """The weights on this host's sampling mesh, in the type of `sampling.weights`. Every host must call it.
+
+    `owned`: nobody else uses `params`, see `sharding.publish`.
+    """
     model = run.config.model
-    return sharding.publish(params, model, run.meshes.local, run.config.sampling.weights_dtype(model.compute_dtype))
+    dtype = run.config.sampling.weights_dtype(model.compute_dtype)
+    return sharding.publish(params, model, run.meshes.local, dtype, owned=owned)

@@ -59,7 +59,8 @@ class RunState:
     def publish(self, timer: Timer | None = None) -> None:
         """The weights become those that the engines sample with. Every host must call it."""
         with (timer or Timer())("publish"):
-            self.params = publish(self.run, self.trainer.weights(self.train))
+            is_merged = self.trainer.base is not None
+            self.params = publish(self.run, self.trainer.weights(self.train), owned=is_merged)
 
     def update(self, examples: list[TrainingExample], timer: Timer) -> Metrics:
         """Trains on the examples, once. Every host must call it, with the same examples."""

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
+from jax.stages import Wrapped
 
 from memsearcher_jax.model import lora, sharding
 from memsearcher_jax.model.config import ModelConfig
@@ -192,9 +193,8 @@ def make_trainer(
     copied. `teacher_model`: that in `teacher.path`, in compute_dtype.
     """
     config = with_plan(update.fit_to_mesh(config, mesh), learning_rate_plan(config, steps))
-    shardings = sharding.param_shardings(model_config, mesh)
     base = initial_params if model_config.lora_rank else None
-    merge = jax.jit(partial(lora.merge, config=model_config), out_shardings=shardings) if base else None
+    merge = merge_program(model_config, mesh) if base else None
     model_config = sharding.select_attention(model_config, mesh, config.seq_len)
     logprob_fn = make_logprob_fn(model_config, config, temperature=temperature)
 
@@ -205,7 +205,8 @@ def make_trainer(
         teacher_fn = make_logprob_fn(teacher_config, config, temperature=temperature, top_k=teacher.top_k)
         reference = Reference("teacher", teacher_fn, teacher_params)
     elif config.kl_coefficient:
-        initial_copy = base or sharding.cast_program(shardings)(initial_params, dtype=model_config.compute_dtype)
+        cast = sharding.cast_program(sharding.param_shardings(model_config, mesh))
+        initial_copy = base or cast(initial_params, dtype=model_config.compute_dtype)
         reference = Reference("reference", logprob_fn, initial_copy)
     if reference and reference.params is not base and config.offload_reference:
         reference = reference.offloaded()
@@ -213,6 +214,12 @@ def make_trainer(
     objective = make_objective(config, teacher)
     make_update = partial(update_program, model_config, mesh, method, temperature)
     return Trainer(config, mesh, objective, make_update(config), logprob_fn, make_update, reference, base, merge)
+
+
+def merge_program(model_config: ModelConfig, mesh: Mesh) -> Wrapped:
+    """(frozen weights, adapters) -> the weights with the adapters added, sharded like the frozen ones."""
+    shardings = sharding.param_shardings(model_config, mesh)
+    return jax.jit(partial(lora.merge, config=model_config), out_shardings=shardings)
 
 
 def make_objective(config: TrainingConfig, teacher: TeacherConfig) -> Objective:

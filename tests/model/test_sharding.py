@@ -121,6 +121,35 @@ def test_a_mesh_gives_the_weights_logits_and_gradients_of_one_device(sizes, base
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), mesh_gradient, gradient)
 
 
+@pytest.mark.parametrize(
+    ("train", "local", "dtype", "copied"),
+    [
+        ((8, 1, 1), (8, 1, 1), "float32", False),
+        ((1, 2, 4), (2, 1, 4), "float32", True),  # gathered
+        ((8, 1, 1), (8, 1, 1), "bfloat16", True),
+        ((8, 1, 1), (8, 1, 1), "int8", True),
+    ],
+)
+def test_weights_that_nobody_else_uses_are_published_without_a_copy_if_they_keep_their_form(
+    train, local, dtype, copied, base
+):
+    config = replace(base, heads=4, kv_heads=4)
+    mesh = sharding.make_mesh(MeshConfig(*train))
+    local_mesh = sharding.make_mesh(MeshConfig(*local))
+    params = jax.jit(qwen.init, static_argnums=1, out_shardings=sharding.param_shardings(config, mesh))(
+        jax.random.key(0), config
+    )
+    expected = sharding.publish(params, config, local_mesh, dtype)
+    published = sharding.publish(params, config, local_mesh, dtype, owned=True)
+    jax.tree.map(np.testing.assert_array_equal, published, expected)
+
+    def buffers(tree):
+        return {shard.data.unsafe_buffer_pointer() for x in jax.tree.leaves(tree) for shard in x.addressable_shards}
+
+    assert buffers(expected).isdisjoint(buffers(params))
+    assert (buffers(published) == buffers(params)) == (not copied)
+
+
 def test_no_collective_moves_the_cache(base, make_params, make_rows, forward):
     """Same numbers as the full forward, and no collective of the program is as large as a row of the cache."""
     params, (ids_BT, position_BT, segment_BT) = make_params(base), make_rows(base, 4, 5)

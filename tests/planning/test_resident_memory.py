@@ -39,10 +39,10 @@ def test_a_run_holds_what_the_plan_counts_in_each_phase(tmp_path, monkeypatch):
     start = state.open_state(run)
 
     def measured(phase, function, *, after=False):
-        def call(*args):
+        def call(*args, **options):
             if not after:
                 held[phase].append(held_bytes() - before)
-            result = function(*args)
+            result = function(*args, **options)
             if after:
                 held[phase].append(held_bytes() - before)
             return result

@@ -1,17 +1,19 @@
 """The samplers compiled for TPUs, without one: operations per token, and memory besides weights and cache."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from jax.experimental import topologies
 
 from memsearcher_jax.hosts.meshes import make_meshes
 from memsearcher_jax.launch.cli import load_preset
-from memsearcher_jax.model import sharding
+from memsearcher_jax.model import lora, sharding
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
 from memsearcher_jax.planning.hlo import count_work
 from memsearcher_jax.sampling import model_runner
 from memsearcher_jax.sampling.config import SamplingConfig
+from memsearcher_jax.training.trainer import merge_program
 
 pytestmark = pytest.mark.tpu_compile
 GB = 1e9
@@ -94,3 +96,17 @@ def test_weights_are_published_one_after_another(lower):
     merged = sharding.abstract_params(config.model, meshes.train, "bfloat16")
     memory = program.lower(merged).compile().memory_analysis()
     assert memory.peak_memory_in_bytes <= 10.6 * GB
+
+
+def test_one_chip_merges_adapters_into_what_the_sampler_reads(tpu_compiler):
+    """LoRA of 3B on a v5e-1: a second copy of the merged weights would need 18.9 GB."""
+    devices = topologies.get_topology_desc("v5e:1x1", "tpu", chips_per_host_bounds=(1, 1, 1)).devices
+    config = load_preset("qwen3b")
+    model = replace(config.model, lora_rank=16)
+    config = replace(config, model=model, sampling=replace(config.sampling, tensor=1))
+    meshes = make_meshes(config, devices, devices)
+    base = sharding.abstract_params(model, meshes.train, "bfloat16")
+    assert sharding.is_published(base, model, meshes.local, tuple(devices), "bfloat16")
+    adapters = sharding.abstract_arrays(lora.adapter_specs(model), meshes.train)
+    memory = merge_program(model, meshes.train).lower(base, adapters).compile().memory_analysis()
+    assert memory.peak_memory_in_bytes <= 12.6 * GB
