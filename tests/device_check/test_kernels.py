@@ -1,5 +1,6 @@
 """Kernels, interpreted on a CPU, against the plain path; a wrong one must be found."""
 
+import pytest
 from jax.experimental.pallas import tpu
 
 from memsearcher_jax.device_check.kernels import Kernels, Sizes, kernel_rows
@@ -36,6 +37,7 @@ def rows_with(kernels):
         return list(kernel_rows(SIZES, "cpu", kernels))
 
 
+@pytest.mark.slow
 def test_every_row_of_a_wrong_kernel_fails():
     rows = rows_with(Kernels(sees_the_next_token, forgets_its_last_entry, one_page_late, ignores_top_p))
     assert len(rows) == 11

@@ -56,6 +56,7 @@ def test_a_broken_file_is_one_line(setting, workdir, refused):
     assert line == "error: KeyError: 1 (broken.py, line 4)"
 
 
+@pytest.mark.slow
 def test_a_run_of_ones_own_code_is_opened_only_with_the_same_code(small, workdir, refused, capsys, monkeypatch):
     tpu_train.main([*with_flags(small, "--rl.steps", "1"), *OWN, "--out", "run"])
     (first, *_) = read_trajectories(step_path("run", 0))

@@ -118,11 +118,16 @@ def test_a_chunk_that_exceeds_the_memory_of_a_core_is_cut(random, monkeypatch):
     assert [shape[0] for shape in chunks] == [3 * len(LENGTHS["ragged"])]
 
 
-@pytest.mark.parametrize("int8", [False, True])
-@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+DECODED = [("full", True), ("0.5B", False)]
+DECODED_SLOWLY = [("full", False), ("0.5B", True), ("two", False), ("two", True), ("one", False), ("one", True)]
+
+
+@pytest.mark.parametrize(
+    ("heads", "int8"), [*DECODED, *(pytest.param(*case, marks=pytest.mark.slow) for case in DECODED_SLOWLY)]
+)
 @pytest.mark.usefixtures("interpreted")
 def test_decoding_also_reads_the_decode_buffer_and_its_own_token(heads, int8, random):
-    (K, Q, H), lengths, J, used = heads, LENGTHS["ragged"], 4, 3
+    (K, Q, H), lengths, J, used = HEADS[heads], LENGTHS["ragged"], 4, 3
     A, length_A = len(lengths), np.array(lengths)
     q_AKQ1H, pool, table_AI = random(A, K, Q, 1, H), pools(random, A, K, H), page_table(A)
     own, buffer = (random(A, K, 1, H), random(A, K, 1, H)), (random(LAYERS, A, K, J, H), random(LAYERS, A, K, J, H))

@@ -85,6 +85,7 @@ def test_numbers_are_those_of_a_plain_forward_pass_whatever_is_in_the_batch(
         assert program(logprobs.model, "float32", one_device, width, chunk)._cache_size() == 1
 
 
+@pytest.mark.slow
 def test_a_host_scores_on_its_own_mesh_of_several_devices(params, plain):
     mesh = sharding.make_mesh(MeshConfig(2, 1, 2), jax.devices()[4:])
     logprobs = scorer(mesh)
