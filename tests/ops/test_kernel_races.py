@@ -65,8 +65,7 @@ def test_attention_to_pages_does_not_race(copies, int8, heads, lengths, random, 
 @pytest.mark.parametrize("heads", ["two", "full"])
 def test_decoding_does_not_race(copies, int8, heads, random):
     with simulated(copies):
-        shape = test_paged_attention.HEADS[heads]
-        test_paged_attention.test_decoding_also_reads_the_decode_buffer_and_its_own_token(shape, int8, random)
+        test_paged_attention.test_decoding_also_reads_the_decode_buffer_and_its_own_token(heads, int8, random)
         assert not raced()
 
 
