@@ -50,7 +50,7 @@ class Job:
 
     arguments: Sequence[str]
     out: Path
-    scratch: Path  # logs, triggered faults, compiled programs
+    scratch: Path  # logs, triggered faults
     hosts: int
     devices: int
     faults: Sequence[Fault] = ()
@@ -103,8 +103,8 @@ class Job:
             environment = os.environ | {
                 "JAX_PLATFORMS": "cpu",
                 "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={self.devices}",
-                "JAX_COMPILATION_CACHE_DIR": str(self.scratch / "compiled"),
-                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+                # Stored programs for several CPU devices can wait for each other forever in their collectives.
+                "JAX_ENABLE_COMPILATION_CACHE": "false",
                 preemption.ADDRESS: f"127.0.0.1:{port}",
                 preemption.COUNT: str(self.hosts),
                 preemption.INDEX: str(host),
