@@ -105,12 +105,14 @@ def publish(params: Params, config: ModelConfig, local: Mesh, dtype: str, *, own
     in another form. One jitted reshard, which all hosts must call together, with local meshes of one shape.
     """
     devices = tuple(jax.devices())
-    if owned and is_published(params, config, local, devices, dtype):
-        return on_submesh(params, local)
-    return on_submesh(publish_program(config, local, devices, dtype)(params), local)
+    if not (owned and is_in_sampler_form(params, config, local, devices, dtype)):
+        params = publish_program(config, local, devices, dtype)(params)
+    return on_submesh(params, local)
 
 
-def is_published(params: Params, config: ModelConfig, local: Mesh, devices: tuple[Device, ...], dtype: str) -> bool:
+def is_in_sampler_form(
+    params: Params, config: ModelConfig, local: Mesh, devices: tuple[Device, ...], dtype: str
+) -> bool:
     """Whether `params`, which may be abstract, have the types and shardings of the result of `publish_program`."""
     mesh = _mesh_of_hosts(local, devices)
     specs = sampler_specs(config, local, dtype)

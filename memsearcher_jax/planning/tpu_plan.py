@@ -202,7 +202,7 @@ def sampling_programs(config: RunConfig, meshes: Meshes, notify: Notify, *, trai
     devices = tuple(meshes.train.devices.flat)
     dtype = sampling.weights_dtype(model.compute_dtype)
     weights = sharding.abstract_params(model, meshes.train, model.compute_dtype if model.lora_rank else None)
-    if model.lora_rank and sharding.is_published(weights, model, local, devices, dtype):
+    if model.lora_rank and sharding.is_in_sampler_form(weights, model, local, devices, dtype):
         # The sampler reads what the adapters are merged into.
         adapters = sharding.abstract_arrays(lora.adapter_specs(model), meshes.train)
         lowered = merge_program(model, meshes.train).lower(weights, adapters)

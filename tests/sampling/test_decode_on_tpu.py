@@ -106,7 +106,7 @@ def test_one_chip_merges_adapters_into_what_the_sampler_reads(tpu_compiler):
     config = replace(config, model=model, sampling=replace(config.sampling, tensor=1))
     meshes = make_meshes(config, devices, devices)
     base = sharding.abstract_params(model, meshes.train, "bfloat16")
-    assert sharding.is_published(base, model, meshes.local, tuple(devices), "bfloat16")
+    assert sharding.is_in_sampler_form(base, model, meshes.local, tuple(devices), "bfloat16")
     adapters = sharding.abstract_arrays(lora.adapter_specs(model), meshes.train)
     memory = merge_program(model, meshes.train).lower(base, adapters).compile().memory_analysis()
     assert memory.peak_memory_in_bytes <= 12.6 * GB
