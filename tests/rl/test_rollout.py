@@ -56,6 +56,13 @@ def ids_of(trajectory):
     return [context.ids.tolist() for context in trajectory.contexts]
 
 
+def assert_same_contexts(ours, theirs):
+    assert ids_of(ours) == ids_of(theirs)
+    for mine, other in zip(ours.contexts, theirs.contexts, strict=True):
+        np.testing.assert_array_equal(mine.sampled, other.sampled)
+        np.testing.assert_allclose(mine.logprobs, other.logprobs, atol=1e-5)
+
+
 def run_rollouts(engine, params, workflow, problems=PROBLEMS, rollouts=2, searcher=None):
     driver = RolloutDriver(engine, TOKENIZER, workflow, {"": search_backend(searcher)} if searcher else BACKENDS)
     done, _ = driver.trajectories(make_jobs(problems, rollouts), params, KEY, lambda line: None)
@@ -99,16 +106,18 @@ def test_workflows_receive_the_sampled_text(trajectories):
 
 
 def test_rollouts_of_a_problem_differ_and_are_reproducible(engine, params, trajectories):
-    assert tuple(run_rollouts(engine, params, two_turns)) == trajectories
-    assert trajectories[0].contexts != trajectories[1].contexts
+    """Up to rounding: how soon a search answers decides which contexts are decoded together."""
+    again = run_rollouts(engine, params, two_turns)
+    for ours, theirs in zip(again, trajectories, strict=True):
+        assert ours.outcome == theirs.outcome
+        assert_same_contexts(ours, theirs)
+    assert ids_of(trajectories[0]) != ids_of(trajectories[1])
 
 
 def test_a_trajectory_does_not_depend_on_the_other_problems(engine, params, trajectories):
     alone = run_rollouts(engine, params, two_turns, PROBLEMS[:1], rollouts=2)
     for ours, theirs in zip(alone, trajectories[:2], strict=True):
-        assert ids_of(ours) == ids_of(theirs)
-        for mine, other in zip(ours.contexts, theirs.contexts, strict=True):
-            np.testing.assert_allclose(mine.logprobs, other.logprobs, atol=1e-5)
+        assert_same_contexts(ours, theirs)
 
 
 def test_a_stop_expression_ends_a_generation_and_the_turn_goes_on(engine, params):
