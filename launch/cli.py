@@ -47,6 +47,8 @@ LOG_LEVELS = {
     "matplotlib": logging.ERROR,
     "gcsfs": logging.CRITICAL,  # it logs tracebacks of what it raises
 }
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # begins the message of XLA about a device
+MESSAGE_CHARACTERS = 300  # of XLA
 IS_PATH = "the text of this flag is a path, or several that commas separate"  # in the Annotated type of a flag
 Directory = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
@@ -244,7 +246,7 @@ def one_line_errors(way_on: str = "") -> Iterator[None]:
 
     Without `way_on`, around what precedes long work: prints ValueError, OSError, every error that a file of the user's
     raises and JAX's errors about missing devices; exits with status 2. With `way_on`, around long work: prints an
-    OSError, followed by `way_on`; exits with status 1. Other errors pass.
+    OSError, or XLA's about the memory of a device, followed by `way_on`; exits with status 1. Other errors pass.
     """
     try:
         yield
@@ -261,7 +263,15 @@ def one_line_errors(way_on: str = "") -> Iterator[None]:
 
 def _long_work_error(error: Exception) -> str | None:
     """The line for an error of long work; None for a bug, which is raised."""
-    return str(error) if isinstance(error, OSError) else None
+    if isinstance(error, OSError):
+        return str(error)
+    if isinstance(error, RuntimeError) and str(error).startswith(OUT_OF_MEMORY):
+        first_line = str(error).splitlines()[0]  # the others list what is allocated
+        return (
+            f"the memory of a device does not suffice ({first_line[:MESSAGE_CHARACTERS]}): plan_tpu.py --suggest finds "
+            "settings that fit, and tpu_train.py --suggest uses them"
+        )
+    return None
 
 
 def _start_error(error: Exception) -> str | None:

@@ -16,13 +16,13 @@ if __name__ == "__main__":
     import memsearcher_jax.launch.__main__  # noqa: F401  (runs `main` below)
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from memsearcher_jax.config import RunConfig, agent_of, differences
+from memsearcher_jax.config import RunConfig
 from memsearcher_jax.launch import cli, outputs, preconditions
 from memsearcher_jax.launch.pod.tpu_slices import find_slice
 from memsearcher_jax.logs.progress import announced
@@ -121,7 +121,7 @@ def main(argv: Sequence[str]) -> None:
                 raise ValueError(str(error)) from error
     outputs.write_json(flags.json, result)
     if not result["fits"]:
-        print(f"does not fit: {result['reason']}; try {ways_out(config, flags, planner)}")
+        print(f"does not fit: {result['reason']}; try {planner.ways_out(config)}")
         raise SystemExit(DOES_NOT_FIT)
 
 
@@ -134,8 +134,7 @@ def check_plannable(config: RunConfig, workload: Workload) -> None:
         raise ValueError("--workload.context_tokens is less than its shared_tokens and generated_tokens: raise it")
     if config.rl.epochs:
         raise ValueError("rl.epochs makes as many steps as the data holds: plan with rl.epochs 0 and rl.steps")
-    if agent_of(config).needs_completers and "initial_policy" in (config.answerer.backend, config.judge.backend):
-        raise ValueError("frozen answerers and judges are not planned: set their backend to openai or none")
+    preconditions.require_planned_completers(config)
 
 
 def plan_run(config: RunConfig, flags: PlanTpu, planner: Planner) -> dict[str, Any]:
@@ -147,72 +146,31 @@ def plan_run(config: RunConfig, flags: PlanTpu, planner: Planner) -> dict[str, A
 
 def plan_fastest(config: RunConfig, flags: PlanTpu, planner: Planner) -> dict[str, Any]:
     """The same of the fastest settings that fit. Raises ValueError if none do."""
-    from memsearcher_jax.planning.planner import MemoryPlan
+    from memsearcher_jax.planning.suggest import flags_between
 
-    chosen = planner.with_valid_sampler(config)
-    plan = MemoryPlan()
+    def announce(base: RunConfig, tried: RunConfig) -> None:
+        print(f"\ntrying {flags_between(base, tried) or 'the settings as they are'}", flush=True)
+
     print_header(planner)
-    if planner.trains:
-        found = planner.fastest_training(chosen, announcer(config))
-        if found is None:
-            raise ValueError(f"no training fits {flags.topology}: try {other_ways(config)}")
-        chosen = found.config
-        plan += found.plan
-    if planner.samples:
-        found = planner.fastest_sampler(chosen, announcer(chosen))
-        if found is None:
-            raise ValueError(f"no sampler fits {flags.topology}: try {other_ways(config)}")
-        chosen = found.config
-        plan += found.plan
+    found = planner.fastest(config, announce)
     print()
-    print_memory(flags.topology, planner.topology, planner.memory(chosen))
-    words = words_of(config, chosen)
+    print_memory(flags.topology, planner.topology, planner.memory(found.config))
+    words = flags_between(config, found.config)
     print(f"\nsettings for this slice: {words or 'those of the preset'}")
-    return finish(chosen, flags, planner, plan) | {"flags": words}
-
-
-def announcer(config: RunConfig) -> Callable[[RunConfig], None]:
-    """A function that prints how the settings that are tried differ from those of `config`."""
-
-    def announce(tried: RunConfig) -> None:
-        print(f"\ntrying {words_of(config, tried) or 'the settings as they are'}", flush=True)
-
-    return announce
+    return finish(found.config, flags, planner, found.plan) | {"flags": words}
 
 
 def plan_bounds(config: RunConfig, flags: PlanTpu, planner: Planner) -> dict[str, Any]:
     """The same of the settings with the least memory, without compiling. Raises ValueError if none fit."""
+    from memsearcher_jax.planning.suggest import flags_between, other_ways
+
     chosen = planner.with_less_memory(config)
     if chosen is None:
         raise ValueError(f"nothing fits {flags.topology} by its lower bound: try {other_ways(config)}")
     print_memory(flags.topology, planner.topology, planner.memory(chosen))
-    words = words_of(config, chosen)
+    words = flags_between(config, chosen)
     print(f"\nsettings with the least memory: {words or 'those of the preset'}")
     return finish(chosen, flags, planner, planner.least(chosen)) | {"flags": words}
-
-
-def words_of(config: RunConfig, other: RunConfig) -> str:
-    """The flags that make the one config of the other."""
-    return " ".join(f"--{name} {value}" for name, _, value in differences(config, other))
-
-
-def ways_out(config: RunConfig, flags: PlanTpu, planner: Planner) -> str:
-    """What to try where a run does not fit."""
-    smaller = planner.with_less_memory(config)
-    if smaller is None or smaller == config:
-        return other_ways(config)
-    return f"{words_of(config, smaller)}, which fits by its lower bound, or --suggest, which compiles and chooses"
-
-
-def other_ways(config: RunConfig) -> str:
-    ways = ["a larger slice"]
-    if not config.model.lora_rank:
-        ways.append("--model.lora_rank 16 (adapters)")
-    if config.training.kl_coefficient and not config.training.offload_reference and not config.model.lora_rank:
-        ways.append("--training.offload_reference True")
-    if not config.sampling.is_quantized:
-        ways.append("--sampling.weights int8 --sampling.kv int8")
-    return ", ".join(ways)
 
 
 def finish(config: RunConfig, flags: PlanTpu, planner: Planner, plan: MemoryPlan) -> dict[str, Any]:

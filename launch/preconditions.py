@@ -72,6 +72,12 @@ def require_inputs(config: RunConfig, *, questions: str = "", accelerator: bool 
         )
 
 
+def require_planned_completers(config: RunConfig) -> None:
+    """Raises ValueError for a run with frozen answerers or judges on its devices, which plans do not count."""
+    if agent_of(config).needs_completers and "initial_policy" in (config.answerer.backend, config.judge.backend):
+        raise ValueError("frozen answerers and judges are not planned: set their backend to openai or none")
+
+
 def require_extra(extra: str, *libraries: str, needed_by: str = "") -> None:
     """Raises ValueError if a library of this extra is not installed. The message starts with `needed_by`."""
     missing = [name for name in libraries if importlib.util.find_spec(name) is None]

@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from memsearcher_jax.config import RunConfig, to_dict
+from memsearcher_jax.config import RunConfig, to_dict, with_settings
 from memsearcher_jax.hosts import preemption
 from memsearcher_jax.launch import cli, job_output, outputs, preconditions
 from memsearcher_jax.logs import trackers
 from memsearcher_jax.logs.metrics import MetricsWriter
 from memsearcher_jax.logs.progress import Progress, announced
 from memsearcher_jax.logs.run_facts import has_ended
+from memsearcher_jax.planning.roofline import CHIPS, Topology
 from memsearcher_jax.ranges import JoinSeconds
 from memsearcher_jax.runs.inputs import keep_inputs, with_own_inputs
 from memsearcher_jax.runs.remote_dir import RemoteDir, UploadingWriter
@@ -47,6 +48,9 @@ RESTART_SECONDS = 120.0  # in which the processes of the previous attempt of a j
 class Train(cli.Command, job_output.TrainSource):
     """Train a search agent by multi-context GRPO. --out may also be a directory of a bucket, gs://BUCKET/DIR."""
 
+    suggest: bool = False
+    """Choose the settings that `plan_tpu.py --suggest` chooses, for the TPU that is present: rows, remat policy, slots
+    and so on. It compiles for minutes. A run keeps them from its first checkpoint on."""
     profile: Annotated[int | None, tyro.conf.arg(metavar="STEP")] = None
     """Write a trace of this step, counted from 0, to the directory profile/ of the run: xprof --logdir RUN/profile."""
     join_timeout: JoinSeconds = preemption.JOIN_SECONDS
@@ -118,6 +122,8 @@ def open_job(flags: Train, remote: RemoteDir | None, startup: contextlib.ExitSta
     A new directory is removed if `startup` fails.
     """
     config = flags.run
+    if flags.suggest:
+        preconditions.require_planned_completers(config)
     preconditions.require_inputs(config, questions="data.train", accelerator=True)
     trackers.check_installed(config.rl.trackers)
     if flags.out and not flags.resume:
@@ -139,22 +145,16 @@ def open_training(job: Job, begin: Callable[[str], None]) -> Training | None:
     `begin` announces each stage. Raises ValueError or OSError.
     """
     begin("loading JAX")  # seconds; --help and errors do not need it
-    from memsearcher_jax.rl import setup
     from memsearcher_jax.rl.state import TrainedBy, needs_initial_weights, open_state, require_trained
     from memsearcher_jax.rl.training_run import open_collector
     from memsearcher_jax.training import checkpoint
 
-    config = job.config
     flags = job.flags
     checkpoints = checkpoints_of(job.out)
-    own = with_own_inputs(job.out, config) if flags.resume else config
     done = checkpoint.latest_step(checkpoints) if flags.resume else None
-    reads_weights = done is None or needs_initial_weights(config)
-    begin("opening the model's files, the questions and the index")
-    # What restarts this job may restart its services, too.
-    outage = config.rl.max_search_outage if flags.resume else 0.0
-    run = job.hosts.in_turn(lambda: setup.prepare(own, job.out, max_outage=outage, weights=reads_weights))
-    require_alike(job, done)
+    reads_weights = done is None or needs_initial_weights(job.config)
+    job, run = open_run(job, done, reads_weights, begin)
+    config = job.config
     steps = run.config.rl.steps  # may come from rl.epochs and the data
     run_has_ended = ended_on_first_host(job)
     if done is not None and done >= steps and run_has_ended:
@@ -177,6 +177,61 @@ def open_training(job: Job, begin: Callable[[str], None]) -> Training | None:
     writer = open_writer(job, run, state.step)
     print_start(job, state)
     return Training(state, start, collector, writer)
+
+
+def open_run(job: Job, done: int | None, reads_weights: bool, begin: Callable[[str], None]) -> tuple[Job, Run]:
+    """The checked parts of the run; the job has the settings that --suggest chooses, until there is a checkpoint.
+
+    `done`: the step of the newest checkpoint. Raises ValueError or OSError, for settings that exceed the devices, too.
+    """
+    import jax
+
+    from memsearcher_jax.planning import present_devices
+    from memsearcher_jax.rl import setup
+
+    flags = job.flags
+    begin("opening the model's files, the questions and the index")
+    config = with_own_inputs(job.out, job.config) if flags.resume else job.config
+    topology = present_devices.present_topology(jax.devices(), jax.local_devices())
+    chooses_settings = flags.suggest and done is None
+    if chooses_settings:
+        if topology is None or topology.generation not in CHIPS:
+            raise ValueError(f"--suggest is for TPUs, and this is {jax.devices()[0].device_kind}: omit it")
+        # They are valid on these devices, so that everything else can be checked before minutes of compilation.
+        config = with_settings(config, present_devices.smallest_settings(config, topology))
+    # What restarts this job may restart its services, too.
+    outage = config.rl.max_search_outage if flags.resume else 0.0
+    run = job.hosts.in_turn(lambda: setup.prepare(config, job.out, max_outage=outage, weights=reads_weights))
+    require_alike(job, done)
+    if chooses_settings and topology:
+        return with_fastest_settings(job, run, topology, begin)
+    if flags.suggest and job.hosts.first:
+        print(f"{job.place}: --suggest changes nothing after the first checkpoint, of step {done}", file=sys.stderr)
+    if topology:
+        present_devices.check_fits(run.config, topology)
+    return job, run
+
+
+def with_fastest_settings(job: Job, run: Run, topology: Topology, begin: Callable[[str], None]) -> tuple[Job, Run]:
+    """The job and its run with the settings that --suggest chooses. Raises ValueError if none fit."""
+    import jax
+
+    from memsearcher_jax.hosts.meshes import make_meshes
+    from memsearcher_jax.planning import present_devices, suggest
+
+    def say(line: str) -> None:
+        if job.hosts.first:
+            print(f"{job.place}: {line}", file=sys.stderr, flush=True)
+
+    as_given = with_settings(run.config, suggest.chosen_settings(job.config))
+    chosen = present_devices.fastest_settings(as_given, topology, begin, say)
+    choices = job.hosts.exchange(json.dumps(chosen).encode())
+    assert choices, "every host gives one"
+    chosen = json.loads(choices[0])
+    config = with_settings(run.config, chosen)
+    meshes = make_meshes(config, jax.devices(), jax.local_devices())
+    flags = replace(job.flags, run=with_settings(job.config, chosen))
+    return replace(job, flags=flags), replace(run, config=config, meshes=meshes)
 
 
 def require_alike(job: Job, done: int | None) -> None:

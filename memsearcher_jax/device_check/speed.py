@@ -14,8 +14,9 @@ from jax.sharding import Mesh
 from memsearcher_jax.device_check.rows import Row
 from memsearcher_jax.model import qwen, sharding
 from memsearcher_jax.model.config import MeshConfig, ModelConfig
+from memsearcher_jax.planning import roofline
 from memsearcher_jax.planning.flops import forward_flops, training_flops
-from memsearcher_jax.planning.roofline import CHIPS, GPUS, Chip, Workload, matmul_param_bytes
+from memsearcher_jax.planning.roofline import CHIPS, GPUS, Workload, matmul_param_bytes
 from memsearcher_jax.sampling.config import SamplingConfig
 from memsearcher_jax.sampling.context import RecordedContext
 from memsearcher_jax.sampling.engine import Engine
@@ -24,17 +25,6 @@ from memsearcher_jax.training.config import TrainingConfig
 from memsearcher_jax.training.logprobs import make_logprob_fn
 from memsearcher_jax.training.packing import PackedBatch, TrainingExample, pack
 
-KINDS = {
-    "v4": "v4",
-    "v5 lite": "v5e",
-    "v5e": "v5e",
-    "v5p": "v5p",
-    "v5": "v5p",
-    "v6 lite": "v6e",
-    "v6e": "v6e",
-    "tpu7x": "tpu7x",
-}
-"""What `device_kind` of JAX contains, the most particular first -> the name of the chip."""
 LAYERS = 4  # of the model that is timed: programs compile faster, and each layer takes as long as any other
 MISMATCH = {"float32": 1e-3, "bfloat16": 5e-2}
 """The largest mean difference of log-probabilities, in nats, that rounding explains."""
@@ -54,21 +44,13 @@ class Scale:
         return cls(4, 32, 8, 128) if small else cls(64, 512, 64, 2_048)
 
 
-def chip_of(device_kind: str) -> Chip | None:
-    """The peak rates of a device; None for one that is not known."""
-    kind = device_kind.lower()
-    for part, name in KINDS.items():
-        if part in kind:
-            return CHIPS[name]
-    return next((chip for name, chip in GPUS.items() if name in kind), None)
-
-
 def speed_rows(model: ModelConfig, device: Any, scale: Scale) -> Iterator[Row]:
     """The difference of log-probabilities, and tokens per second of decoding, prefill and update on one device."""
     mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=1, tensor=1), [device])
     model = replace(model, layers=min(model.layers, LAYERS), remat="none", path="", adapter="", lora_rank=0)
     model = replace(model, param_dtype="float32")
-    chip = chip_of(device.device_kind)
+    generation = roofline.generation_of(device.device_kind)
+    chip = (CHIPS | GPUS)[generation] if generation else None
     with jax.set_mesh(mesh):
         init = jax.jit(qwen.init, static_argnums=1, out_shardings=sharding.param_shardings(model, mesh))
         params = init(jax.random.key(0), model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from memsearcher_jax.config import RunConfig
 from memsearcher_jax.hosts.meshes import Meshes, make_meshes
@@ -74,6 +75,27 @@ class Planner:
             plan += self._least_sampling(config)
         return plan
 
+    def fastest(self, config: RunConfig, announce: Callable[[RunConfig, RunConfig], object]) -> Found:
+        """The fastest settings that fit: of training, and then of the sampler. Raises ValueError if none do.
+
+        `announce` gets what is compiled, and what it is derived from.
+        """
+        chosen = self.with_valid_sampler(config)
+        plan = MemoryPlan()
+        searches = []
+        if self.trains:
+            searches.append(("training", self.fastest_training))
+        if self.samples:
+            searches.append(("sampler", self.fastest_sampler))
+        for name, search in searches:
+            base = chosen
+            found = search(base, partial(announce, base))
+            if found is None:
+                raise ValueError(f"no {name} fits {self.topology.name}: try {suggest.other_ways(config)}")
+            chosen = found.config
+            plan += found.plan
+        return Found(chosen, plan)
+
     def fastest_training(self, config: RunConfig, announce: Callable[[RunConfig], object]) -> Found | None:
         """The fastest settings of training that fit; None if none do. `announce` gets those that are compiled."""
         too_large: list[suggest.TooLarge] = []
@@ -121,6 +143,14 @@ class Planner:
             candidates = suggest.sampler_candidates(tried, self.topology)
             return next((each for each in candidates if not self._least_sampling(each).reason), None)
         return tried
+
+    def ways_out(self, config: RunConfig) -> str:
+        """What to try where a run does not fit."""
+        smaller = self.with_less_memory(config)
+        if smaller is None or smaller == config:
+            return suggest.other_ways(config)
+        flags = suggest.flags_between(config, smaller)
+        return f"{flags}, which fits by its lower bound, or --suggest, which compiles and chooses"
 
     def with_valid_sampler(self, config: RunConfig) -> RunConfig:
         """With a sampler that the devices of a host can share."""

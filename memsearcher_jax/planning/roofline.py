@@ -56,6 +56,18 @@ GPUS = {
     "h100": Chip(989e12, 1.98e9, 79.65 * GIB, 3_350e9, 450e9, 1),
     "h200": Chip(989e12, 1.98e9, 140.4 * GIB, 4_800e9, 450e9, 1),
 }
+DEVICE_KINDS = {
+    "v4": "v4",
+    "v5 lite": "v5e",
+    "v5e": "v5e",
+    "v5p": "v5p",
+    "v5": "v5p",
+    "v6 lite": "v6e",
+    "v6e": "v6e",
+    "tpu7x": "tpu7x",
+    **{name: name for name in GPUS},
+}
+"""What `device_kind` of JAX contains, the most particular first -> the generation."""
 NETWORK_BANDWIDTH = 50e9  # bytes per second of a GPU to other hosts, over InfiniBand of 400 Gb/s
 
 
@@ -150,6 +162,7 @@ class Phase:
 class Topology:
     """The devices of a run, which need not be present."""
 
+    name: str  # of a slice, such as v5e:4x8
     generation: str  # in CHIPS or GPUS
     chip: Chip
     devices: Sequence[Any]  # of JAX
@@ -173,7 +186,8 @@ class Topology:
             old = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75")  # which JAX still reads
             chip = replace(chip, hbm_bytes=chip.hbm_bytes * float(os.environ.get("XLA_CLIENT_MEM_FRACTION", old)))
             bandwidth = bandwidth if len(devices) == len(host_devices) else NETWORK_BANDWIDTH
-        return cls(generation, chip, devices, host_devices, bandwidth, slices)
+        name = f"{generation}:{'x'.join(map(str, shape))}"
+        return cls(name, generation, chip, devices, host_devices, bandwidth, slices)
 
     @property
     def network_bandwidth(self) -> float:
@@ -204,6 +218,12 @@ class Topology:
         )
 
 
+def generation_of(device_kind: str) -> str | None:
+    """The generation, in `CHIPS` or `GPUS`, of a device as JAX names it; None for one that is not known."""
+    kind = device_kind.lower()
+    return next((name for part, name in DEVICE_KINDS.items() if part in kind), None)
+
+
 def matmul_param_bytes(model: ModelConfig) -> float:
     """Bytes, in compute_dtype, of all weight matrices that multiply activations."""
     return forward_flops(model, 1, 0, 1).forward / 2 * model.compute_itemsize
@@ -215,9 +235,22 @@ def contexts_per_row(config: RunConfig, workload: Workload) -> float:
     return max(own_tokens / (workload.context_tokens - workload.shared_tokens), 1.0)
 
 
+def contexts_per_step(config: RunConfig, workload: Workload) -> float:
+    return config.rl.prompts_per_step * config.rl.group_size * workload.contexts
+
+
 def rows_per_step(config: RunConfig, workload: Workload) -> float:
-    contexts = config.rl.prompts_per_step * config.rl.group_size * workload.contexts
-    return contexts / contexts_per_row(config, workload)
+    return contexts_per_step(config, workload) / contexts_per_row(config, workload)
+
+
+def updates_per_step(config: RunConfig, workload: Workload) -> int:
+    """Optimiser steps of a training step, as `training.packing.plan_rows` makes them."""
+    training = config.training
+    rows = rows_per_step(config, workload)
+    full_microbatches = math.ceil(rows / (training.minibatch_rows // training.grad_accum_steps))
+    wanted = math.ceil(contexts_per_step(config, workload) / training.minibatch_contexts)
+    fewest = math.ceil(rows / training.minibatch_rows)
+    return max(min(full_microbatches, wanted), fewest)
 
 
 def scoring_passes(config: RunConfig) -> dict[str, int]:
@@ -273,14 +306,12 @@ def gradient_exchange_seconds(config: RunConfig, workload: Workload, topology: T
     """
     if config.model.lora_rank:
         return 0.0
-    contexts = config.rl.prompts_per_step * config.rl.group_size * workload.contexts
-    updates = math.ceil(contexts / config.training.minibatch_contexts)
     mesh = config.mesh.shape(len(topology.devices))
     weights = matmul_param_bytes(config.model) / config.model.compute_itemsize
     itemsize = 2 if config.model.param_dtype == "bfloat16" else 4
     gradient_bytes = weights * itemsize / (mesh["fsdp"] * mesh["tensor"])
     sent = 2 * (topology.slices - 1) / topology.slices * gradient_bytes
-    return updates * sent / topology.network_bandwidth
+    return updates_per_step(config, workload) * sent / topology.network_bandwidth
 
 
 def sampling_phases(config: RunConfig, workload: Workload, topology: Topology, work: Mapping[str, Work]) -> list[Phase]:

@@ -1,4 +1,4 @@
-"""The settings that `--suggest` tries on a slice: those of training, then those of the sampler.
+"""The settings that `--suggest` tries on a slice: those of training, then those of the sampler. See `SETTINGS`.
 
 Training: remat policy, length of rows, rows per device, tensor parallelism. The sampler: devices that share a copy of
 the weights, slots, room of the KV cache.
@@ -10,14 +10,21 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from memsearcher_jax.config import RunConfig
+from memsearcher_jax.config import RunConfig, differences, settings
 from memsearcher_jax.model import sharding
 from memsearcher_jax.model.config import REMAT, MeshConfig
 from memsearcher_jax.planning import roofline
 from memsearcher_jax.planning.roofline import Topology, Workload
 from memsearcher_jax.sampling.config import SamplingConfig
 
+SETTINGS = (
+    *("mesh.data", "mesh.fsdp", "mesh.tensor", "model.remat"),
+    *("training.seq_len", "training.minibatch_rows", "training.grad_accum_steps"),
+    *("sampling.tensor", "sampling.slots", "sampling.kv_tokens"),
+)
+"""The settings that are chosen. None of them changes what is trained, nor in how many updates."""
 SIZES = (1, 2, 4)  # of the axis "tensor", rows per device, and rows' length in longest contexts
 MAX_SLOTS = 256  # that a host gets unless the preset has more
 SHARES = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8, 1 / 16, 1 / 32)  # of the most slots
@@ -70,12 +77,12 @@ def training_candidates(config: RunConfig, workload: Workload, topology: Topolog
     """All valid candidates, fastest first; of equally fast ones, the one with the lowest memory first.
 
     Tensor parallelism, whose exchanges are left out, comes last. A mini-batch whose rows the devices cannot share gets
-    more rows, which stay empty.
+    more rows, which stay empty. Micro-batches so large that a step would make fewer updates are no candidates.
     """
     devices = len(topology.devices)
     found = []
     for tensor, rows, longest, remat in itertools.product(SIZES, SIZES, SIZES, REMAT):
-        mesh = MeshConfig(1, -1, tensor)
+        mesh = replace(config.mesh, data=topology.slices, fsdp=-1, tensor=tensor)
         seq_len = longest * config.sampling.context_tokens
         if not _splits(config, topology.devices, mesh) or seq_len % config.training.logit_chunk:
             continue
@@ -94,10 +101,40 @@ def training_candidates(config: RunConfig, workload: Workload, topology: Topolog
             f"multiple of training.logit_chunk {config.training.logit_chunk}: choose another"
         )
 
+    updates = [roofline.updates_per_step(candidate.config, workload) for candidate in found]
+    least_tensor = min(candidate.config.mesh.tensor for candidate in found)
+    most_updates = max(
+        count for candidate, count in zip(found, updates, strict=True) if candidate.config.mesh.tensor == least_tensor
+    )
+    found = [candidate for candidate, count in zip(found, updates, strict=True) if count >= most_updates]
+
     def order(candidate: Candidate) -> tuple[int, float, float]:
         return candidate.config.mesh.tensor, round(candidate.seconds, 3), candidate.saved_bytes
 
     return sorted(found, key=order)
+
+
+def chosen_settings(config: RunConfig) -> dict[str, Any]:
+    """The value of each of `SETTINGS`."""
+    values = settings(config)
+    return {name: values[name] for name in SETTINGS}
+
+
+def flags_between(config: RunConfig, other: RunConfig) -> str:
+    """The flags that make the one config of the other; "" if none are needed."""
+    return " ".join(f"--{name} {value}" for name, _, value in differences(config, other))
+
+
+def other_ways(config: RunConfig) -> str:
+    """What to try where none of the candidates fits."""
+    ways = ["a larger slice"]
+    if not config.model.lora_rank:
+        ways.append("--model.lora_rank 16 (adapters)")
+    if config.training.kl_coefficient and not config.training.offload_reference and not config.model.lora_rank:
+        ways.append("--training.offload_reference True")
+    if not config.sampling.is_quantized:
+        ways.append("--sampling.weights int8 --sampling.kv int8")
+    return ", ".join(ways)
 
 
 def sampler_candidates(config: RunConfig, topology: Topology) -> list[RunConfig]:

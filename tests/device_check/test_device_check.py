@@ -7,25 +7,8 @@ from pathlib import Path
 import pytest
 
 from memsearcher_jax.device_check.rows import Row
-from memsearcher_jax.device_check.speed import _speed_row, chip_of
+from memsearcher_jax.device_check.speed import _speed_row
 from memsearcher_jax.launch import check_device
-from memsearcher_jax.planning.roofline import CHIPS
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("TPU v4", "v4"),
-        ("TPU v5 lite", "v5e"),
-        ("TPU v5", "v5p"),
-        ("TPU v5p", "v5p"),
-        ("TPU v6 lite", "v6e"),
-        ("TPU7x", "tpu7x"),
-        ("cpu", ""),
-    ],
-)
-def test_the_chip_is_known_by_what_jax_calls_it(kind, name):
-    assert chip_of(kind) == CHIPS.get(name)
 
 
 def test_the_speed_is_a_share_of_the_peak_rate_and_of_a_plan():

@@ -97,6 +97,21 @@ def test_a_platform_that_jax_does_not_find_is_an_error(refused):
     assert "JAX finds no device (RuntimeError: Unknown backend none" in refused(main, [])
 
 
+def test_the_memory_of_a_device_that_does_not_suffice_is_a_line_with_a_way_out(capsys):
+    """XLA's other lines list what is allocated. An error of another kind is a bug."""
+    message = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 18.2G of 15.7G hbm.\nallocations: ..."
+    with pytest.raises(SystemExit) as stop, cli.one_line_errors("rerun with --resume"):
+        raise jax.errors.JaxRuntimeError(message)
+    assert stop.value.code == 1
+    assert capsys.readouterr().err == (
+        "error: the memory of a device does not suffice (RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. "
+        "Used 18.2G of 15.7G hbm.): plan_tpu.py --suggest finds settings that fit, and tpu_train.py --suggest uses "
+        "them; rerun with --resume\n"
+    )
+    with pytest.raises(jax.errors.JaxRuntimeError), cli.one_line_errors("rerun with --resume"):
+        raise jax.errors.JaxRuntimeError("INTERNAL: RESOURCE_EXHAUSTED is not at the beginning")
+
+
 def test_a_failing_report_does_not_fail_the_run(tmp_path, capsys):
     from memsearcher_jax.launch import job_output
 

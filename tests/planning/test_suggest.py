@@ -60,6 +60,23 @@ def test_a_mini_batch_that_the_devices_cannot_share_gets_rows_that_stay_empty(se
         assert training.minibatch_rows >= 4 and training.grad_accum_steps == 1
 
 
+def test_micro_batches_leave_as_many_updates_as_the_smallest_do(seven_b):
+    """4,480 contexts of some 510 rows make seven updates: 64 devices with two rows each would make four."""
+    chips = roofline.Topology.of("v5e", (8, 8), range(64), range(4))
+    candidates = found(seven_b, chips)
+    assert {roofline.updates_per_step(candidate.config, Workload()) for candidate in candidates} == {7}
+    of_one = [candidate for candidate in candidates if candidate.config.mesh.tensor == 1]
+    assert {(each.rows_per_device, each.row_tokens) for each in of_one} == {(1, 8_192)}
+    assert any(candidate.rows_per_device == 1 and candidate.config.mesh.tensor == 2 for candidate in candidates)
+
+
+def test_slices_share_no_weights(seven_b):
+    """Rows are divided over the slices along the axis "data", weights inside each of them."""
+    two = roofline.Topology.of("v6e", (4, 8), range(64), range(4), slices=2)
+    shapes = [candidate.config.mesh.shape(64) for candidate in found(seven_b, two)]
+    assert {shape["data"] for shape in shapes} == {2} and {shape["fsdp"] for shape in shapes} == {32, 16, 8}
+
+
 def test_what_needs_more_than_a_compiled_candidate_that_does_not_fit_is_not_compiled(seven_b):
     """What a policy saves is known but for "none"; 20 GB are 4 too many."""
     candidates = [candidate for candidate in found(seven_b) if candidate.config.mesh.tensor == 1]
