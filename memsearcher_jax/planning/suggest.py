@@ -25,7 +25,7 @@ SETTINGS = (
     *("sampling.tensor", "sampling.slots", "sampling.kv_tokens"),
 )
 """The settings that are chosen. None of them changes what is trained, nor in how many updates."""
-SIZES = (1, 2, 4)  # of the axis "tensor", rows per device, and rows' length in longest contexts
+SIZES = (1, 2, 4)  # of the axis "tensor", rows per device, and rows' length in longest contexts, besides the preset's
 MAX_SLOTS = 256  # that a host gets unless the preset has more
 SHARES = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8, 1 / 16, 1 / 32)  # of the most slots
 
@@ -80,10 +80,10 @@ def training_candidates(config: RunConfig, workload: Workload, topology: Topolog
     more rows, which stay empty. Micro-batches so large that a step would make fewer updates are no candidates.
     """
     devices = len(topology.devices)
+    lengths = sorted({config.training.seq_len, *(size * config.sampling.context_tokens for size in SIZES)})
     found = []
-    for tensor, rows, longest, remat in itertools.product(SIZES, SIZES, SIZES, REMAT):
+    for tensor, rows, seq_len, remat in itertools.product(SIZES, SIZES, lengths, REMAT):
         mesh = replace(config.mesh, data=topology.slices, fsdp=-1, tensor=tensor)
-        seq_len = longest * config.sampling.context_tokens
         if not _splits(config, topology.devices, mesh) or seq_len % config.training.logit_chunk:
             continue
         rows_at_once = rows * devices // tensor
@@ -97,8 +97,8 @@ def training_candidates(config: RunConfig, workload: Workload, topology: Topolog
         found.append(Candidate(trained, rows / tensor, min_saved_bytes(trained, devices), seconds))
     if not found:
         raise ValueError(
-            f"no row of {' or '.join(str(size * config.sampling.context_tokens) for size in SIZES)} tokens is a "
-            f"multiple of training.logit_chunk {config.training.logit_chunk}: choose another"
+            f"no row of {' or '.join(map(str, lengths))} tokens is a multiple of training.logit_chunk "
+            f"{config.training.logit_chunk}: choose another"
         )
 
     updates = [roofline.updates_per_step(candidate.config, workload) for candidate in found]

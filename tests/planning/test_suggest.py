@@ -47,6 +47,14 @@ def test_weights_and_chunks_of_logits_must_divide(seven_b):
         found(chunks)
 
 
+def test_rows_of_the_preset_are_among_the_candidates():
+    """Those of `tiny_memagent` are one and a half times its longest context."""
+    config = cli.load_preset("tiny_memagent")
+    assert config.training.seq_len % config.sampling.context_tokens
+    lengths = {candidate.config.training.seq_len for candidate in found(config, ONE_CARD)}
+    assert lengths == {config.training.seq_len}
+
+
 def test_on_few_devices_a_row_at_a_time_is_among_the_candidates(seven_b):
     """32 accumulation steps of 256 rows are 8 rows of one device: with 256 steps it holds one."""
     steps = {candidate.config.training.grad_accum_steps for candidate in found(seven_b, ONE_CARD)}
