@@ -60,11 +60,24 @@ def _no_compilation_cache():
     """Not in this process, which has several CPU devices.
 
     XLA forgets the order of the collectives of a stored program: one device may begin with the second one, while the
-    others wait in the first one until the process is aborted.
+    others wait in the first one until the process is aborted. JAX decides at its first compilation whether it has a
+    cache, and a test's module may compile when it is collected: it has to decide again.
     """
     import jax
+    from jax.experimental.compilation_cache import compilation_cache
 
     jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(autouse=True)
+def _environment_of_each_test():
+    """Commands set variables of their process, which the next test must not see."""
+    before = dict(os.environ)
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @pytest.fixture

@@ -14,7 +14,9 @@ OLD, NEW = map(ChatTokenizer.load, (TINY, MEMALPHA))
 CHAT = '<|im_start|>assistant\n<think>a</think>\n<tool_call>{"name": "x"}</tool_call><|im_end|>'
 
 
-@pytest.mark.parametrize(("name", "packaged"), [("tiny", TINY), ("tiny_memalpha", MEMALPHA)])
+@pytest.mark.parametrize(
+    ("name", "packaged"), [pytest.param("tiny", TINY, marks=pytest.mark.slow), ("tiny_memalpha", MEMALPHA)]
+)
 def test_packaged_tokenizers_are_reproducible(name, packaged, tmp_path):
     tokenizers.main([name, str(tmp_path)])
     for file in ("tokenizer.json", "tokenizer_config.json"):

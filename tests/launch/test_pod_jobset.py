@@ -77,9 +77,11 @@ def unknown_fields(value, schema):
 
 
 def test_the_manifest_is_valid_for_the_jobset_schema(schema):
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
     for topology in SLICES:
         manifest = rendered(topology, "--slices", "2", "--data_claim", "d", "--secret", "s")
-        jsonschema.validate(manifest, schema, cls=jsonschema.Draft202012Validator)
+        validator.validate(manifest)
         assert list(unknown_fields(manifest, schema)) == []
     misspelt = json.loads(json.dumps(manifest).replace('"nodeSelector": ', '"nodeSelectors": '))
     assert list(unknown_fields(misspelt, schema)) == ["nodeSelectors"]

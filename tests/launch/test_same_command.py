@@ -63,7 +63,14 @@ def test_the_same_command_resumes(variant, workdir):
     check_resumes(words, workdir)
 
 
-@pytest.mark.parametrize("preset", sorted(cli.presets()))
+# Of each agent that has settings of its own, of a warm start and of a published model.
+FAST_PRESETS = ("nano", "tiny", "tiny_memalpha", "qwen7b", "smollm2_warmstart")
+
+
+@pytest.mark.parametrize(
+    "preset",
+    [preset if preset in FAST_PRESETS else pytest.param(preset, marks=pytest.mark.slow) for preset in cli.presets()],
+)
 def test_every_preset_resumes_with_a_sampler_of_int8(preset, workdir):
     words = ["--config", preset, "--smoke_test", "--start_or_resume", "--out=run", "--sampling.kv", "int8"]
     stored = check_resumes(words, workdir)

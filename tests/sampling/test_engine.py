@@ -103,6 +103,7 @@ def test_in_float32_draws_do_not_depend_on_slots_order_or_batch(params, engine, 
             np.testing.assert_allclose(theirs[number].logprobs, ours[number].logprobs, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_in_int8_draws_do_not_depend_on_slots_order_or_batch(params, nano):
     """Weights and cache rounded; the log-probabilities that are recorded are near those of the exact weights."""
     published = jax.jit(qwen.publish, static_argnums=(1, 2, 3))(params, NANO, "cpu", "int8")
@@ -143,6 +144,7 @@ def test_another_rng_stream_or_key_draws_other_tokens(params, engine, nano):
     assert len(drawn) == 4
 
 
+@pytest.mark.slow
 def test_eight_devices_draw_the_same_tokens_as_one(params, engine, nano):
     """A replica has two slots, and decodes with one or both of them."""
     numbers = list(range(9))
