@@ -50,7 +50,8 @@ def pytest_configure(config):
     config.add_cleanup(compiled.cleanup)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled.name
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    fast_tests = config.option.markexpr.startswith("not slow")  # as in pyproject.toml: the fast tests
+    # The fast tests, as in pyproject.toml, and their variants.
+    fast_tests = config.option.markexpr.startswith(("not slow", "variant"))
     flags = ["--xla_force_host_platform_device_count=8", *(FAST_COMPILE_FLAGS.split() if fast_tests else [])]
     os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
 

@@ -97,7 +97,7 @@ for name in sys.argv[1:]:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 def test_the_installed_command_has_every_subcommand_and_the_presets(wheel, tmp_path):
     """Installed by pip, outside the source tree."""
     install(wheel, tmp_path)

@@ -44,7 +44,7 @@ def test_every_row_of_a_wrong_kernel_fails():
     assert all(row.passed is False and "attention xla" in row.way_out for row in rows), rows
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 def test_a_kernel_that_does_not_compile_fails_alone_with_its_message():
     rows = rows_with(Kernels(draw=does_not_compile))
     (row,) = (row for row in rows if row.passed is False)

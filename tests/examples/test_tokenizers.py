@@ -15,7 +15,7 @@ CHAT = '<|im_start|>assistant\n<think>a</think>\n<tool_call>{"name": "x"}</tool_
 
 
 @pytest.mark.parametrize(
-    ("name", "packaged"), [pytest.param("tiny", TINY, marks=pytest.mark.slow), ("tiny_memalpha", MEMALPHA)]
+    ("name", "packaged"), [pytest.param("tiny", TINY, marks=pytest.mark.variant), ("tiny_memalpha", MEMALPHA)]
 )
 def test_packaged_tokenizers_are_reproducible(name, packaged, tmp_path):
     tokenizers.main([name, str(tmp_path)])

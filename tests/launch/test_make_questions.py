@@ -160,7 +160,7 @@ def test_a_service_that_goes_down_keeps_what_is_finished(passages, service, caps
     assert len(written) == result["candidates"] - len(finished), "nothing that was finished is written again"
 
 
-@pytest.mark.parametrize("fault", [pytest.param("slow", marks=pytest.mark.slow), "empty"])
+@pytest.mark.parametrize("fault", [pytest.param("slow", marks=pytest.mark.variant), "empty"])
 def test_a_slow_or_silent_writer_costs_no_finished_question(passages, service, fault):
     """What it does not answer is counted, and the same command tries it again."""
     writer, address = service

@@ -69,7 +69,7 @@ FAST_PRESETS = ("nano", "tiny", "tiny_memalpha", "qwen7b", "smollm2_warmstart")
 
 @pytest.mark.parametrize(
     "preset",
-    [preset if preset in FAST_PRESETS else pytest.param(preset, marks=pytest.mark.slow) for preset in cli.presets()],
+    [preset if preset in FAST_PRESETS else pytest.param(preset, marks=pytest.mark.variant) for preset in cli.presets()],
 )
 def test_every_preset_resumes_with_a_sampler_of_int8(preset, workdir):
     words = ["--config", preset, "--smoke_test", "--start_or_resume", "--out=run", "--sampling.kv", "int8"]

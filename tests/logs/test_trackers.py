@@ -17,6 +17,7 @@ def wandb(monkeypatch, tmp_path):
     wandb.teardown()  # it reads the environment once in a process
 
 
+@pytest.mark.variant
 def test_weights_and_biases_gets_settings_and_metrics_also_of_a_resumed_run(tmp_path, wandb, monkeypatch):
     log, logged, runs = wandb.Run.log, [], set()
 

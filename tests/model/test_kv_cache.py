@@ -255,7 +255,7 @@ def test_paged_attention_is_that_of_the_named_pages(shared, rows_together, monke
             np.testing.assert_allclose(out_AKQWH[chunk], expected_KQWH, atol=1e-5)
 
 
-@pytest.mark.parametrize("int8", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("int8", [pytest.param(False, marks=pytest.mark.variant), True])
 @pytest.mark.parametrize("platform", ["tpu", "gpu"])
 @pytest.mark.usefixtures("interpreted")
 def test_the_kernels_fill_and_read_the_cache_as_xla_does(platform, int8, base, make_params, make_rows, monkeypatch):

@@ -18,6 +18,7 @@ def prompt(name, text="It was built by Ada."):
     return write_prompt(Evidence((Passage(name, f'"{name}"\n{text}'),), "train"))
 
 
+@pytest.mark.variant
 def test_a_checkpoint_writes_greedily_and_answers_by_draws():
     writer, examinee = open_engine_writers(CONFIG, max_tokens=6, seed=0)
     prompts = [prompt("Kestrel"), prompt("Falcon"), prompt("Merlin")]

@@ -187,6 +187,7 @@ def test_workflows_may_be_added_while_others_run(engine, params):
     assert numbers == [0, 1, 2, 3]
 
 
+@pytest.mark.variant
 def test_an_engine_per_replica_gives_the_same_trajectories(params, trajectories):
     mesh = sharding.make_mesh(MeshConfig(2, 1, 1), jax.devices()[:2])
     settings = replace(SETTINGS, slots=4, engine_per_replica=True)

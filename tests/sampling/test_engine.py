@@ -103,7 +103,7 @@ def test_in_float32_draws_do_not_depend_on_slots_order_or_batch(params, engine, 
             np.testing.assert_allclose(theirs[number].logprobs, ours[number].logprobs, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 def test_in_int8_draws_do_not_depend_on_slots_order_or_batch(params, nano):
     """Weights and cache rounded; the log-probabilities that are recorded are near those of the exact weights."""
     published = jax.jit(qwen.publish, static_argnums=(1, 2, 3))(params, NANO, "cpu", "int8")
@@ -118,6 +118,7 @@ def test_in_int8_draws_do_not_depend_on_slots_order_or_batch(params, nano):
         nano.assert_recorded_logprobs(params, ours[number], atol=0.5)
 
 
+@pytest.mark.variant
 def test_in_bfloat16_a_repeated_schedule_draws_the_same_and_any_schedule_the_policys_tokens(params, nano):
     """The batch changes the rounding of logits, so that another schedule may draw other tokens."""
     model, numbers = replace(NANO, compute_dtype="bfloat16"), list(range(7))
@@ -144,7 +145,7 @@ def test_another_rng_stream_or_key_draws_other_tokens(params, engine, nano):
     assert len(drawn) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 def test_eight_devices_draw_the_same_tokens_as_one(params, engine, nano):
     """A replica has two slots, and decodes with one or both of them."""
     numbers = list(range(9))

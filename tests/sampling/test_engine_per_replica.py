@@ -28,7 +28,7 @@ def replicated(mesh, nano):
     return Engine(NANO, settings, (nano.STOP,), mesh)
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 def test_replicas_draw_the_same_tokens_as_one_engine(params, engine, replicated, placed, compilations, nano):
     """Nothing compiles after `warm_up`."""
     numbers = list(range(13))

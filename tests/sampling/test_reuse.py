@@ -65,6 +65,7 @@ def test_rollouts_and_turns_share_their_common_prefix(params, engine, nano):
     assert stats.prefix_hit_rate > 0.6
 
 
+@pytest.mark.variant
 def test_each_shard_of_a_mesh_shares_prefixes_among_its_slots(params, nano):
     mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=1, tensor=1), jax.devices()[:2])
     engine = nano.make_engine(nano.SETTINGS, mesh)

@@ -85,6 +85,7 @@ def test_the_loss_is_that_of_actions_plus_the_weighted_one_of_memories():
     assert abs(parts["memories"]) > 1e-3
 
 
+@pytest.mark.variant
 def test_without_a_weight_marks_change_nothing():
     drawn = examples()
     unmarked = [replace(example, memory=None) for example in drawn]

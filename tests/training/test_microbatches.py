@@ -70,6 +70,7 @@ def test_log_probabilities_are_computed_of_no_empty_micro_batch(nano, rows, call
     assert len(calls) == 3
 
 
+@pytest.mark.variant
 def test_an_update_holds_the_activations_of_one_micro_batch(nano):
     """Computed at once, those of all rows are in memory."""
     optimizer = optax.sgd(1.0)

@@ -113,7 +113,7 @@ def test_advantages_are_the_reverse_divergence_from_the_teacher(examples, object
     ("objective", "teacher"),
     [
         pytest.param("distill", TeacherConfig("big", top_k=3), marks=pytest.mark.slow),
-        pytest.param("grpo+distill", TeacherConfig("big", top_k=3, on="wrong"), marks=pytest.mark.slow),
+        pytest.param("grpo+distill", TeacherConfig("big", top_k=3, on="wrong"), marks=pytest.mark.variant),
     ],
 )
 def test_the_forward_divergence_over_the_most_likely_tokens_is_a_loss(examples, objective, teacher):

@@ -280,6 +280,7 @@ def test_connections_are_limited(port):
     assert call(port, "/search", {"query": "Who?"})[0] == 200
 
 
+@pytest.mark.variant
 def test_a_client_that_does_not_read_loses_its_connection():
     """One that reads some of the response in every interval gets all of it, however long that takes."""
     size = 24 << 20  # more than the system buffers
