@@ -139,7 +139,7 @@ def check_plannable(config: RunConfig, workload: Workload) -> None:
 
 def plan_run(config: RunConfig, flags: PlanTpu, planner: Planner) -> dict[str, Any]:
     """Prints the plan of a config and returns it for JSON; `reason` says why the run does not fit."""
-    print_memory(flags.topology, planner.topology, planner.memory(config))
+    print_memory(planner.topology, planner.memory(config))
     print_header(planner)
     return finish(config, flags, planner, planner.plan(config))
 
@@ -154,7 +154,7 @@ def plan_fastest(config: RunConfig, flags: PlanTpu, planner: Planner) -> dict[st
     print_header(planner)
     found = planner.fastest(config, announce)
     print()
-    print_memory(flags.topology, planner.topology, planner.memory(found.config))
+    print_memory(planner.topology, planner.memory(found.config))
     words = flags_between(config, found.config)
     print(f"\nsettings for this slice: {words or 'those of the preset'}")
     return finish(found.config, flags, planner, found.plan) | {"flags": words}
@@ -162,12 +162,10 @@ def plan_fastest(config: RunConfig, flags: PlanTpu, planner: Planner) -> dict[st
 
 def plan_bounds(config: RunConfig, flags: PlanTpu, planner: Planner) -> dict[str, Any]:
     """The same of the settings with the least memory, without compiling. Raises ValueError if none fit."""
-    from memsearcher_jax.planning.suggest import flags_between, other_ways
+    from memsearcher_jax.planning.suggest import flags_between
 
-    chosen = planner.with_less_memory(config)
-    if chosen is None:
-        raise ValueError(f"nothing fits {flags.topology} by its lower bound: try {other_ways(config)}")
-    print_memory(flags.topology, planner.topology, planner.memory(chosen))
+    chosen = planner.smallest(config)
+    print_memory(planner.topology, planner.memory(chosen))
     words = flags_between(config, chosen)
     print(f"\nsettings with the least memory: {words or 'those of the preset'}")
     return finish(chosen, flags, planner, planner.least(chosen)) | {"flags": words}
@@ -248,10 +246,10 @@ def print_space(topology: Topology, space: HostSpace) -> None:
         print(line)
 
 
-def print_memory(name: str, topology: Topology, memory: ResidentMemory) -> None:
+def print_memory(topology: Topology, memory: ResidentMemory) -> None:
     """Prints the devices, and the memory of one that stays allocated."""
     resident = (f"{part.replace('_', ' ')} {size / GB:.2f}" for part, size in asdict(memory).items())
-    slices = f"{topology.slices} slices {name}" if topology.slices > 1 else name
+    slices = f"{topology.slices} slices {topology.name}" if topology.slices > 1 else topology.name
     print(
         f"{slices}: {topology.chips} chips of {topology.hosts} hosts, {len(topology.devices)} devices with "
         f"{topology.chip.hbm_bytes / GB:.2f} GB each for programs\n"

@@ -88,8 +88,7 @@ class Planner:
         if self.samples:
             searches.append(("sampler", self.fastest_sampler))
         for name, search in searches:
-            base = chosen
-            found = search(base, partial(announce, base))
+            found = search(chosen, partial(announce, chosen))
             if found is None:
                 raise ValueError(f"no {name} fits {self.topology.name}: try {suggest.other_ways(config)}")
             chosen = found.config
@@ -144,13 +143,22 @@ class Planner:
             return next((each for each in candidates if not self._least_sampling(each).reason), None)
         return tried
 
+    def smallest(self, config: RunConfig) -> RunConfig:
+        """The same. Raises ValueError with other ways out if there are none."""
+        found = self.with_less_memory(config)
+        if found is None:
+            ways = suggest.other_ways(config)
+            raise ValueError(f"nothing fits {self.topology.name} by its lower bound: try {ways}")
+        return found
+
     def ways_out(self, config: RunConfig) -> str:
         """What to try where a run does not fit."""
         smaller = self.with_less_memory(config)
         if smaller is None or smaller == config:
             return suggest.other_ways(config)
         flags = suggest.flags_between(config, smaller)
-        return f"{flags}, which fits by its lower bound, or --suggest, which compiles and chooses"
+        by_compiling = ", or --suggest, which compiles and chooses" if self.compiles else ""
+        return f"{flags}, which fits by its lower bound{by_compiling}"
 
     def with_valid_sampler(self, config: RunConfig) -> RunConfig:
         """With a sampler that the devices of a host can share."""

@@ -68,10 +68,8 @@ def smallest_settings(config: RunConfig, topology: Topology) -> dict[str, Any]:
 
     A teacher, whose files may not be here yet, is left out.
     """
-    smallest = _planner(config, topology).with_less_memory(replace(config, teacher=TeacherConfig()))
-    if smallest is None:
-        raise ValueError(f"nothing fits {topology.name} by its lower bound: try {suggest.other_ways(config)}")
-    return suggest.chosen_settings(smallest)
+    without_teacher = replace(config, teacher=TeacherConfig())
+    return suggest.chosen_settings(_planner(config, topology).smallest(without_teacher))
 
 
 def fastest_settings(

@@ -244,13 +244,18 @@ def rows_per_step(config: RunConfig, workload: Workload) -> float:
 
 
 def updates_per_step(config: RunConfig, workload: Workload) -> int:
-    """Optimiser steps of a training step, as `training.packing.plan_rows` makes them."""
+    """Optimiser steps of a training step."""
+    from memsearcher_jax.training.rows import Layout  # it loads JAX, which reads its environment then
+
     training = config.training
-    rows = rows_per_step(config, workload)
-    full_microbatches = math.ceil(rows / (training.minibatch_rows // training.grad_accum_steps))
-    wanted = math.ceil(contexts_per_step(config, workload) / training.minibatch_contexts)
-    fewest = math.ceil(rows / training.minibatch_rows)
-    return max(min(full_microbatches, wanted), fewest)
+    layout = Layout.of(
+        math.ceil(rows_per_step(config, workload)),
+        contexts_per_step(config, workload),
+        minibatch_rows=training.minibatch_rows,
+        microbatches=training.grad_accum_steps,
+        minibatch_contexts=training.minibatch_contexts,
+    )
+    return layout.minibatches
 
 
 def scoring_passes(config: RunConfig) -> dict[str, int]:

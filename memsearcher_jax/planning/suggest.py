@@ -38,6 +38,7 @@ class Candidate:
     rows_per_device: float  # of a micro-batch
     saved_bytes: float  # per device, at least
     seconds: float  # of reference and update per step, at the roofline
+    updates: int  # optimiser steps per step
 
     @property
     def row_tokens(self) -> int:
@@ -94,19 +95,19 @@ def training_candidates(config: RunConfig, workload: Workload, topology: Topolog
         trained = replace(config, mesh=mesh, model=replace(config.model, remat=remat), training=training)
         phases = roofline.training_phases(trained, workload, topology)
         seconds = sum(phase.seconds for phase in phases)
-        found.append(Candidate(trained, rows / tensor, min_saved_bytes(trained, devices), seconds))
+        saved_bytes = min_saved_bytes(trained, devices)
+        updates = roofline.updates_per_step(trained, workload)
+        found.append(Candidate(trained, rows / tensor, saved_bytes, seconds, updates))
     if not found:
         raise ValueError(
             f"no row of {' or '.join(map(str, lengths))} tokens is a multiple of training.logit_chunk "
             f"{config.training.logit_chunk}: choose another"
         )
 
-    updates = [roofline.updates_per_step(candidate.config, workload) for candidate in found]
+    # Tensor parallelism makes smaller micro-batches; more updates alone are no reason for its exchanges.
     least_tensor = min(candidate.config.mesh.tensor for candidate in found)
-    most_updates = max(
-        count for candidate, count in zip(found, updates, strict=True) if candidate.config.mesh.tensor == least_tensor
-    )
-    found = [candidate for candidate, count in zip(found, updates, strict=True) if count >= most_updates]
+    most_updates = max(candidate.updates for candidate in found if candidate.config.mesh.tensor == least_tensor)
+    found = [candidate for candidate in found if candidate.updates >= most_updates]
 
     def order(candidate: Candidate) -> tuple[int, float, float]:
         return candidate.config.mesh.tensor, round(candidate.seconds, 3), candidate.saved_bytes
@@ -121,7 +122,7 @@ def chosen_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def flags_between(config: RunConfig, other: RunConfig) -> str:
-    """The flags that make the one config of the other; "" if none are needed."""
+    """The flags that turn `config` into `other`; "" if they are equal."""
     return " ".join(f"--{name} {value}" for name, _, value in differences(config, other))
 
 

@@ -9,7 +9,7 @@ import contextlib
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -103,7 +103,8 @@ def find_topology(name: str, slices: int = 1) -> Topology:
     options = {"chips_per_host_bounds": bounds, **COMPILER_OPTIONS.get(generation, {})}
     devices = topologies.get_topology_desc(f"{generation}:{chips}", "tpu", num_slices=slices, **options).devices
     host = topologies.get_topology_desc(f"{generation}:{host_shape}", "tpu", **options)
-    return Topology.of(generation, lengths, devices, host.devices, slices)
+    topology = Topology.of(generation, lengths, devices, host.devices, slices)
+    return replace(topology, name=name)  # which may say how many chips a host has
 
 
 def resident_memory(config: RunConfig, meshes: Meshes, *, trains: bool = True) -> ResidentMemory:

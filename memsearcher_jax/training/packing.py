@@ -200,8 +200,7 @@ def plan_rows(
     ones to see (`ops.attention.Visible`), so losses and gradients are those of whole examples.
 
     Every `minibatch_rows` consecutive rows are a mini-batch, which `microbatches.split` splits into `microbatches`.
-    There are as many mini-batches as `minibatch_contexts` examples in each make; more if the rows do not suffice, fewer
-    if there are fewer full micro-batches. `rng` distributes the examples, which arrive sorted by trajectory and turn,
+    `Layout.of` says how many there are. `rng` distributes the examples, which arrive sorted by trajectory and turn,
     so that each mini-batch is a sample of all trajectories and turns, with the same number of rows, up to one
     micro-batch, and about the same number of trained tokens. Its empty micro-batches come last.
 
@@ -215,12 +214,13 @@ def plan_rows(
         raise ValueError(f"a context of {max(lengths)} tokens does not fit a row of {seq_len}: raise training.seq_len")
     rows = fill_rows(beginnings, seq_len, rng.permutation(len(examples)))
 
-    micro_rows = minibatch_rows // microbatches
-    full_microbatches = -(-len(rows) // micro_rows)
-    wanted = -(-sum(example.count for example in examples) // minibatch_contexts)
-    fewest = -(-full_microbatches // microbatches)
-    minibatches = max(min(full_microbatches, wanted), fewest)
-    layout = Layout(minibatches, microbatches, micro_rows)
+    layout = Layout.of(
+        len(rows),
+        sum(example.count for example in examples),
+        minibatch_rows=minibatch_rows,
+        microbatches=microbatches,
+        minibatch_contexts=minibatch_contexts,
+    )
 
     trained_C = np.array([np.count_nonzero(example.sampled) for example in examples])
     trained = np.array([np.sum(trained_C[row.members]) for row in rows])

@@ -6,6 +6,7 @@ beginnings, `place_rows` distributes the rows over mini-batches, micro-batches a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -135,6 +136,20 @@ class Layout:
     minibatches: int
     microbatches: int  # of a mini-batch
     micro_rows: int  # rows of a micro-batch, the same number on each device
+
+    @classmethod
+    def of(
+        cls, rows: int, contexts: float, *, minibatch_rows: int, microbatches: int, minibatch_contexts: float
+    ) -> Layout:
+        """As many mini-batches as `minibatch_contexts` contexts in each make.
+
+        More if the rows do not suffice, fewer if there are fewer full micro-batches.
+        """
+        micro_rows = minibatch_rows // microbatches
+        full_microbatches = math.ceil(rows / micro_rows)
+        wanted = math.ceil(contexts / minibatch_contexts)
+        fewest = math.ceil(full_microbatches / microbatches)
+        return cls(max(min(full_microbatches, wanted), fewest), microbatches, micro_rows)
 
     @property
     def rows(self) -> int:
